@@ -4,7 +4,7 @@
 function(unsloth_module name)
   cmake_parse_arguments(arg "TORCH;JSON;QUICK" "" "LINK" ${ARGN})
   file(GLOB sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/src/${name}/*.cpp" "${PROJECT_SOURCE_DIR}/src/${name}/*/*.cpp")
-  list(FILTER sources EXCLUDE REGEX "/src/(data/parquet|hub/download|hub/upload|report/prometheus)/")  # libraries of their own (Parquet.cmake, …)
+  list(FILTER sources EXCLUDE REGEX "/src/(data/parquet|images/codecs|hub/download|hub/upload|report/prometheus)/")  # libraries of their own (Parquet.cmake, …)
   list(FILTER sources EXCLUDE REGEX "/src/app/main.cpp$")  # so that tests can link the rest of the executable
   add_library(${name} OBJECT ${sources})
   target_include_directories(${name} PUBLIC "${PROJECT_SOURCE_DIR}/include" PRIVATE "${PROJECT_SOURCE_DIR}/src")
@@ -156,7 +156,7 @@ function(unsloth_executable name)
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}" BUILD_RPATH "$ORIGIN"
                                            INSTALL_RPATH "$ORIGIN")
   add_dependencies(${name} unsloth_engine unsloth_hub)
-  foreach(library unsloth_parquet unsloth_prometheus)
+  foreach(library unsloth_parquet unsloth_images unsloth_prometheus)
     if(TARGET ${library})
       add_dependencies(${name} ${library})
     endif()

@@ -17,9 +17,10 @@ constexpr int heads_at_once = 2;  // of a thread
 __global__ void __launch_bounds__(table_threads) rope_table_kernel(const RopeTable p) {
     const int64_t i = static_cast<int64_t>(blockIdx.x) * table_threads + threadIdx.x;
     if (i >= p.tokens * p.pairs) return;
-    const int64_t token = i / p.pairs;
+    const int64_t token = i / p.pairs, pair = i - token * p.pairs;
+    const int32_t position = p.positions[token * p.axes + (p.axis != nullptr ? p.axis[pair] : 0)];
     // Rounded to fp32 on its own, never fused into what follows.
-    const float angle = __fmul_rn(static_cast<float>(p.positions[token]), p.inv_freq[i - token * p.pairs]);
+    const float angle = __fmul_rn(static_cast<float>(position), p.inv_freq[pair]);
     p.cos[i] = cosf(angle) * p.scaling;
     p.sin[i] = sinf(angle) * p.scaling;
 }

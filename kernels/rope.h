@@ -11,8 +11,10 @@ namespace unsloth::kernels {
 struct RopeTable {
     int64_t tokens = 0;
     int64_t pairs = 0;                   ///< head_dim / 2
-    const int32_t* positions = nullptr;  ///< [tokens]
-    const float* inv_freq = nullptr;     ///< [pairs]
+    const int32_t* positions = nullptr;  ///< [tokens, axes]
+    int64_t axes = 1;
+    const int32_t* axis = nullptr;    ///< [pairs] of these; nullptr: the first of each
+    const float* inv_freq = nullptr;  ///< [pairs]
     float scaling = 1;
     float* cos = nullptr;  ///< [tokens, pairs]
     float* sin = nullptr;

@@ -35,7 +35,7 @@ is_the_systems() {
 find_libraries() {
     ours=("$build/unsloth-train" "$build"/libunsloth_{base,engine,hub}.so)
     local library needed missing
-    for library in parquet prometheus; do  # built where their libraries are installed
+    for library in parquet images prometheus; do  # built where their libraries are installed
         [ ! -f "$build/libunsloth_$library.so" ] || ours+=("$build/libunsloth_$library.so")
     done
     needed=$(for library in "${ours[@]}"; do ldd "$library"; done | sort -u)

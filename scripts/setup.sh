@@ -23,7 +23,7 @@ esac
 # protobuf-compiler (with its two libraries, 7 MB, seconds) is used while building alone.
 # Wanted versions. LibTorch is the one inside the PyPI wheel, CUDA's compiler and libraries come from the wheels beside it.
 packages=(g++ cmake ninja-build ccache pkg-config git xz-utils ca-certificates
-          nlohmann-json3-dev libspdlog-dev libfmt-dev libpcre2-dev libicu-dev libyaml-cpp-dev prometheus-cpp-dev zlib1g-dev libzstd-dev libxxhash-dev libcurl4-openssl-dev libssl-dev libnghttp2-dev libprotozero-dev protobuf-compiler libgtest-dev libgmock-dev)
+          nlohmann-json3-dev libspdlog-dev libfmt-dev libpcre2-dev libicu-dev libyaml-cpp-dev prometheus-cpp-dev zlib1g-dev libzstd-dev libxxhash-dev libcurl4-openssl-dev libssl-dev libnghttp2-dev libprotozero-dev protobuf-compiler libjpeg-dev libpng-dev libwebp-dev libgtest-dev libgmock-dev)
 [ "$kind" != fuzz ] || packages+=(clang libclang-rt-dev)
 torch=torch==2.11.0
 cuda_toolchain=(nvidia-cudnn-frontend==1.32.0 nvidia-cuda-nvcc==13.0.88 nvidia-cuda-crt==13.0.88 nvidia-nvvm==13.0.88

@@ -8,6 +8,7 @@
 #include "unsloth/core/error.h"
 #include "unsloth/core/interrupt.h"
 #include "unsloth/core/log.h"
+#include "unsloth/core/shell_word.h"
 #include "unsloth/core/terminal.h"
 #include "unsloth/data/augment.h"
 #include "unsloth/data/report.h"
@@ -61,8 +62,8 @@ void run_augment(const CommandLine& line) {
     const data::AugmentResult result = data::augment_rows(line.loaded.config, line.augment);
     log::info(data::describe(result));
     if (line.augment.eval_out.empty()) return;
-    log::info("to train: --data.train_file ", line.augment.out, " --data.eval_file ", line.augment.eval_out,
-              " (and no val_size)");
+    log::info("to train: --data.train_file ", shell_word(line.augment.out), " --data.eval_file ",
+              shell_word(line.augment.eval_out), " (and no val_size)");
 }
 
 }  // namespace unsloth::app

@@ -1,9 +1,11 @@
 #include <cstdio>
 
 #include "app/commands.h"
+#include "app/paths.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
 #include "unsloth/core/json.h"
+#include "unsloth/core/shell_word.h"
 #include "unsloth/core/utf8.h"
 #include "unsloth/import/import.h"
 
@@ -21,6 +23,7 @@ std::string imported_json(const import::ImportedConfig& imported) {
 
 bool run_import(const CommandLine& line) {
     const ImportRequest& request = line.importing;
+    refuse_existing(request.out, request.force);
     const import::ImportedConfig imported = import::import_config(request.path, request.from);
     const auto tell = [](const std::string& text) { std::fprintf(stderr, "%s\n", printable(text).c_str()); };
     if (request.json) {
@@ -39,7 +42,8 @@ bool run_import(const CommandLine& line) {
         print(imported.json);
     } else {
         write_file_atomically(request.out, imported.json);
-        tell(cat("written: ", request.out, "; unsloth-train data --config ", request.out, " shows its rows"));
+        tell(cat("written: ", request.out, "; unsloth-train data --config ", shell_word(request.out),
+                 " shows its rows"));
     }
     return true;
 }

@@ -13,10 +13,12 @@
 #include "app/engine_loader.h"
 #include "app/machine/gpus.h"
 #include "app/new_config/proposal.h"
+#include "app/paths.h"
 #include "unsloth/config/option.h"
 #include "unsloth/config/peer_fields.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
+#include "unsloth/core/shell_word.h"
 #include "unsloth/core/text.h"
 
 namespace unsloth::app {
@@ -35,13 +37,6 @@ constexpr Question of_model = {"Which model? (a folder, or a Hugging Face id suc
                                ""};
 constexpr Question of_rows = {"Which rows? (a file, folder or glob of JSONL, CSV, Parquet or text)", "--data", ""};
 constexpr Question of_card = {"Which card? (24GiB, RTX 4090, …, cpu; empty: this machine)", "--gpu", this_machine};
-
-void refuse_existing(const NewRequest& request) {
-    std::error_code ignored;
-    if (!request.force && fs::exists(request.out, ignored))
-        throw Error("output.exists", cat(request.out, " exists"),
-                    "Give --force to replace it, or another name with --out.");
-}
 
 /// Where nobody can be asked.
 void require_answers(const NewRequest& request) {
@@ -109,13 +104,17 @@ class Dialogue {
     explicit Dialogue(const NewRequest& request) : request_(request) {}
 
     void run() {
-        refuse_existing(request_);
+        refuse_existing(request_.out, request_.force);
         require_answers(request_);
         settle(of_model, request_.model, [&](const std::string& path) { model_ = examine_model(path); });
         print(cat("  ", model_.description, model_.quantized ? ", stored in 4 or 8 bit" : "", "\n"));
         settle(of_rows, request_.data, [&](const std::string& file) { rows_ = examine_rows(model_, file); });
         print(cat("  ", rows_.rows, " rows of format ", rows_.format, ", ", rows_.median, " tokens in the median, ",
                   rows_.longest, " at most\n"));
+        if (rows_.skipped > 0)
+            print(cat("  note: ", rows_.skipped, " of ", rows_.rows + rows_.skipped,
+                      " rows leave nothing to train on: their prompts take all ", model_.positions,
+                      " positions, or no label counts\n"));
         for (const std::string& warning : rows_.warnings) print(cat("  note: ", warning, "\n"));
         settle(of_card, request_.gpu, [&](const std::string& text) { plan(text); });
         write();
@@ -147,7 +146,7 @@ class Dialogue {
             print(model_.from_hub ? "The weights are not here yet: the run downloads them.\n"
                                   : cat("The weights are missing: put model.safetensors into ", model_.path, ".\n"));
         print(cat("Run next", card_.here ? "" : ", on the machine with that card", ":\n  unsloth-train data ",
-                  request_.out, "\n  unsloth-train ", request_.out, "\n"));
+                  shell_word(request_.out), "\n  unsloth-train ", shell_word(request_.out), "\n"));
     }
 
     NewRequest request_;

@@ -12,6 +12,7 @@
 #include "unsloth/data/training_data.h"
 #include "unsloth/formats/checkpoint.h"
 #include "unsloth/formats/peft.h"
+#include "unsloth/tokenizer/chat.h"
 
 namespace unsloth::app {
 namespace {
@@ -55,6 +56,18 @@ void require_outputs(const CommandLine& line) {
     }
 }
 
+void refuse_existing(const std::string& file, bool force) {
+    std::error_code ignored;
+    if (!force && fs::is_regular_file(file, ignored))
+        throw Error("output.exists", cat(file, " exists"), "Give --force to replace it, or another name with --out.");
+}
+
+void require_templates(const config::Config& config) {
+    tokenizer::require_template_syntax(config.data.template_name);
+    for (const config::DataSource& source : config.data.datasets)
+        tokenizer::require_template_syntax(source.template_name);
+}
+
 void require_inputs(const CommandLine& line) {
     const config::Config& config = line.loaded.config;
     if (!config.model.path.empty()) (void)formats::Checkpoint::open(config.model.path);
@@ -62,6 +75,7 @@ void require_inputs(const CommandLine& line) {
         (void)formats::read_peft_config(formats::resolve_model_path(*adapter));
     for (const auto& [name, folder] : line.generate.adapters.folders)
         (void)formats::read_peft_config(formats::resolve_model_path(folder));
+    require_templates(config);
     for (const config::DataSource& source : data::training_sources(config.data)) require_rows(source);
     for (const config::DataSource& source : data::evaluation_sources(config.data)) require_rows(source);
     for (const std::string& file :

@@ -12,6 +12,12 @@ namespace unsloth::app {
 /// where it cannot be created.
 void require_outputs(const CommandLine& line);
 
+/// Usage Error where the file that a configuration goes to exists; `force`: it is replaced.
+void refuse_existing(const std::string& file, bool force);
+
+/// Input Error for a mistake in a chat template that the configuration has or names.
+void require_templates(const config::Config& config);
+
 /// What the engine opens first must be there: opening the engine itself takes longer than to find out. Input Error, as
 /// the engine has it.
 void require_inputs(const CommandLine& line);

@@ -1,6 +1,9 @@
 // `prune`: a model folder without some of another one's layers, neurons, experts or weights. The engine measures what
 // they are worth on a file of rows, before and after; the folder itself is written without it.
 #include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <utility>
 
 #include "app/as_trained.h"
 #include "app/commands.h"
@@ -188,20 +191,53 @@ void describe_base(const formats::WeightFile& base) {
                   ", and `quantize` makes it small again. Pruning the 16-bit original loses less");
 }
 
-/// The loss of the folder that was written. Where it cannot be had, hours of work stay under another name.
-double loss_of(StagedFolder& written, engine_api::Engine& engine, config::LoadedConfig loaded,
-               const std::string& rows) {
+/// Measures the folder that was written. Where it cannot be had, hours of work stay under another name.
+Calibration result_of(StagedFolder& written, engine_api::Engine& engine, config::LoadedConfig loaded,
+                      const std::string& rows) {
     config::ModelOptions& model = loaded.config.model;
     model.path = written.path().string();
     // What names single layers means those of the model before.
     model.device_map = config::ModelOptions().device_map;
     std::erase_if(model.precision, [](const auto& entry) { return entry.first.starts_with("model.layers."); });
     try {
-        return engine.calibrate(loaded, {.file = rows}).loss;
+        return engine.calibrate(loaded, {.file = rows});
     } catch (const Error& error) {
         throw Error(error.id(), cat("the pruned model was written, and its loss could not be measured: ", error.what()),
                     cat("It stays in ", written.keep_as("unverified").string()));
     }
+}
+
+/// Seconds of what the engine does not measure.
+struct PhaseTimes {
+    double score = 0, write = 0;
+
+    /// Since the last call, or since it was made.
+    double lap() {
+        const auto now = std::chrono::steady_clock::now();
+        return std::chrono::duration<double>(now - std::exchange(last_, now)).count();
+    }
+
+  private:
+    std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
+};
+
+/// One line with all that a comparison of two prunings asks for.
+void tell_times(const Calibration& before, const Calibration& after, const PhaseTimes& times) {
+    char text[192];
+    std::snprintf(text, sizeof text,
+                  "read %.1f s, pass %.1f s (%.0f tokens/s), score %.1f s, write %.1f s, loss of the result %.1f s",
+                  before.read_seconds, before.pass_seconds,
+                  static_cast<double>(before.passed_tokens) / before.pass_seconds, times.score, times.write,
+                  after.read_seconds + after.pass_seconds);
+    log::info("time: ", text, "; memory: plan ", human_bytes(before.planned_bytes), ", peak ",
+              human_bytes(before.taken_bytes));
+}
+
+/// As training prints a loss.
+std::string loss_text(double loss) {
+    char text[32];
+    std::snprintf(text, sizeof text, "%.4f", loss);
+    return text;
 }
 
 }  // namespace
@@ -228,19 +264,24 @@ void run_prune(const CommandLine& given) {
                                                            ? base.spec.num_layers - request.layers
                                                            : 0,
                                         .experts = request.experts});
+    PhaseTimes times;
     report.importance = neuron_importance(base, report.before);
     report.pruning = pruning_of(request, report, base.spec);
+    times.score = times.lap();
     log::info(prune_table(request, base.spec, report));
     write_weights(formats::MergedModel(base, report.pruning), staged,
                   {.shard_bytes = static_cast<std::size_t>(request.max_shard_bytes)});
     copy_companions(base.checkpoint.folder(), {}, staged.path());
     pass_on_run(base.checkpoint.folder(), staged.path());
-    report.loss_after = loss_of(staged, *engine, line.loaded, request.calibration);
+    times.write = times.lap();
+    const Calibration after = result_of(staged, *engine, line.loaded, request.calibration);
+    report.loss_after = after.loss;
     write_file_atomically(staged.path() / prune_report_file, prune_json(request, model_path, base.spec, report));
     stop_if_interrupted();
     staged.commit();
-    log::info("pruned model in ", staged.target().string(), ": loss ", three_digits(report.loss_after), ", before ",
-              three_digits(report.before.loss), " (", request.calibration,
+    tell_times(report.before, after, times);
+    log::info("pruned model in ", staged.target().string(), ": loss ", loss_text(report.loss_after), ", before ",
+              loss_text(report.before.loss), " (", request.calibration,
               "). Training can recover most of it: ", "docs/how-to/prune.md");
 }
 

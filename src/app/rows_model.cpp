@@ -22,6 +22,7 @@ RowsModel open_rows_model(const config::Config& config) {
     } else {
         log::warning(path.string(), " has no config.json: ids and positions are not checked against the model");
     }
+    folder.limits.folder = path;
     return folder;
 }
 

@@ -1,5 +1,4 @@
 // `watch`, `compare` and `report`: what runs' folders say, without the engine.
-#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -24,11 +23,9 @@ struct Terminal {
 
 Terminal terminal() {
     Terminal found;
-    winsize size{};
-    if (::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) {  // else it is none
-        found.columns = std::clamp<int>(size.ws_col, 40, 200);
-        found.rows = std::max<int>(size.ws_row, 24);
-    }
+    const TextSize size = text_size(STDOUT_FILENO);
+    found.columns = std::clamp(size.columns, 40, 200);
+    found.rows = std::max(size.rows, 24);
     found.draws = takes_escapes(STDOUT_FILENO);
     found.colours = takes_colours(STDOUT_FILENO);
     return found;

@@ -12,13 +12,14 @@
 #include <optional>
 #include <string_view>
 
-#include "commands/calibration_rows.h"
+#include "commands/calibration_memory.h"
 #include "commands/expert_saliency.h"
 #include "commands/rows_in_fp64.h"
 #include "unsloth/commands/commands.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/log.h"
 #include "unsloth/data/batch.h"
+#include "unsloth/memory/plan.h"
 #include "unsloth/train/run_record.h"
 
 namespace unsloth::commands {
@@ -88,10 +89,11 @@ class ModuleSums {
         if (request_.influence)
             each_rows(output, [&](const at::Tensor& y_TD, int64_t begin) {
                 const at::Tensor x_TD = below_.narrow(0, begin, y_TD.size(0)).to(at::kDouble);
-                add(cosines_[layer], at::cosine_similarity(x_TD, y_TD, 1, 1e-30).sum());
+                const at::Tensor norms_T = at::linalg_vector_norm(x_TD, 2, {1}) * at::linalg_vector_norm(y_TD, 2, {1});
+                add(cosines_[layer], (x_TD.mul_(y_TD).sum(1) / norms_T.clamp_min(1e-30)).sum());
             });
         if (request_.neurons) {
-            add(neurons_[layer], row_sums_.square().sum(0));
+            add(neurons_[layer], row_sums_.square_().sum(0));
             forget_rows();
         }
         below_ = output;
@@ -105,13 +107,13 @@ class ModuleSums {
             row_sums_ = at::zeros({rows, a_TF.size(1)}, at::TensorOptions(at::kDouble).device(a_TF.device()));
         each_rows(a_TF, [&](const at::Tensor& some, int64_t begin) {
             const int64_t first = seen_rows_ + begin, last = first + some.size(0);
+            some.abs_();
             for (int64_t row = 0; row < rows; ++row) {
                 const int64_t start = starts[static_cast<std::size_t>(row)],
                               stop = starts[static_cast<std::size_t>(row) + 1];
                 const int64_t from = std::max(first, start), to = std::min(last, stop);
                 if (from >= to) continue;
-                row_sums_[row] +=
-                    some.narrow(0, from - first, to - from).abs().sum(0) / static_cast<double>(stop - start);
+                row_sums_[row] += some.narrow(0, from - first, to - from).sum(0) / static_cast<double>(stop - start);
             }
         });
         seen_rows_ += a_TF.size(0);
@@ -119,7 +121,7 @@ class ModuleSums {
 
     void see_input(std::size_t layer, engine_api::LinearInput input, const at::Tensor& x_TC) {
         each_rows(x_TC, [&](const at::Tensor& some, int64_t) {
-            add(inputs_[layer][static_cast<std::size_t>(input)], some.square().sum(0));
+            add(inputs_[layer][static_cast<std::size_t>(input)], some.square_().sum(0));
         });
     }
 
@@ -161,22 +163,9 @@ void scan(model::Model& model, const CalibrationRows& rows, int64_t removals, Ca
     model.left_out.clear();
 }
 
-}  // namespace
-
-Calibration calibrate(const config::LoadedConfig& given, const engine_api::CalibrationRequest& request) {
-    config::LoadedConfig loaded = given;
-    loaded.config.data.train_file = request.file;
-    loaded.config.data.train_split.clear();
-    loaded.config.training.objective = config::Objective::sft;
-    const session::OpenedModel opened = session::open_model(loaded.config);
-    (void)session::settle_length(loaded.config.model, opened.file->spec);
-    const CalibrationRows rows(loaded.config, opened);
-    int64_t shortest = rows.most_tokens();
-    for (int64_t i = 0; i < rows.rows().size(); ++i) shortest = std::min(shortest, rows.rows().tokens(i));
-    const session::LoadedModel loaded_model = session::load_for_inference(
-        loaded, opened, rows.most_tokens(), rows.most_segments(), rows.most_tokens(), shortest);
-    model::Model& model = *loaded_model.model;
-    Calibration found;
+/// All passes that were asked for.
+void measure(model::Model& model, const CalibrationRows& rows, const engine_api::CalibrationRequest& request,
+             Calibration& found) {
     found.rows = rows.rows().size(), found.tokens = rows.rows().stats().tokens;
     ModuleSums sums(request, model.spec());
     const bool watched = request.influence || request.neurons || request.inputs;
@@ -188,10 +177,39 @@ Calibration calibrate(const config::LoadedConfig& given, const engine_api::Calib
     if (!std::isfinite(found.loss))
         throw Error("numerics.not-finite", "the rows' loss is not finite", session::overflow_advice);
     if (watched) sums.report(found);
+    const double seconds = train::seconds_since(start);
     log::info(found.rows, " rows, ", found.tokens, " tokens in ", rows.batches(), " batches: loss ", found.loss, ", ",
-              train::seconds_since(start), " s");
-    if (request.scan_layers > 0) scan(model, rows, request.scan_layers, found);
+              seconds, " s, ", std::llround(static_cast<double>(found.tokens) / seconds), " tokens/s");
+    const int64_t layers = model.spec().num_layers, removals = request.scan_layers;
+    if (removals > 0) scan(model, rows, removals, found);
     if (request.experts > 0) found.experts = choose_experts(model, rows, request.experts);
+    const int64_t passes = 1 + removals * (2 * layers - removals + 1) / 2 + (request.experts > 0 ? experts_passes : 0);
+    found.passed_tokens = passes * found.tokens;
+}
+
+}  // namespace
+
+Calibration calibrate(const config::LoadedConfig& given, const engine_api::CalibrationRequest& request) {
+    const auto start = std::chrono::steady_clock::now();
+    config::LoadedConfig loaded = given;
+    loaded.config.data.train_file = request.file;
+    loaded.config.data.train_split.clear();
+    loaded.config.training.objective = config::Objective::sft;
+    const session::OpenedModel opened = session::open_model(loaded.config);
+    (void)session::settle_length(loaded.config.model, opened.file->spec);
+    const CalibrationRows rows(loaded.config, opened);
+    const MeasuringMemory memory = measuring_memory(request, opened.file->spec, rows, loaded.config.model.dtype);
+    const session::PassesPlan planned = plan_measuring(loaded, opened, rows, memory);
+    tell_plan(planned, memory, rows);
+    memory::reset_peak(planned.plan.request().device);
+    const session::LoadedModel loaded_model = session::load(loaded, opened, planned);
+    model::Model& model = *loaded_model.model;
+    Calibration found;
+    found.read_seconds = train::seconds_since(start);
+    measure(model, rows, request, found);
+    found.pass_seconds = train::seconds_since(start) - found.read_seconds;
+    found.planned_bytes = planned_bytes(planned, memory);
+    found.taken_bytes = tell_use(planned, memory);
     return found;
 }
 

@@ -11,13 +11,16 @@
 
 namespace unsloth::commands {
 
+/// Passes of choose_experts() over each layer and all rows.
+inline constexpr int64_t experts_passes = 2;
+
 /// Chooses the `remain` experts of each layer with the largest saliency, one layer after another: a layer is measured
 /// on what the layers below it give with their remaining experts alone. The weights are those that the model computes
 /// with (spec::RouterWeights). Experts without a token rank last, and of equal ones the lower number remains.
 ///
-/// Two passes over each layer and all rows. Holds the residual stream of all rows in host memory: tokens × hidden size,
-/// in the compute type. One element for each layer; those of layers without experts are empty. Error
-/// "numerics.not-finite" where a saliency is not finite. Leaves model.experts_probe empty.
+/// Holds the residual stream of all rows in host memory: tokens × hidden size, in the compute type. One element for
+/// each layer; those of layers without experts are empty. Error "numerics.not-finite" where a saliency is not finite.
+/// Leaves model.experts_probe empty.
 std::vector<engine_api::Calibration::Experts> choose_experts(model::Model& model, const CalibrationRows& rows,
                                                              int64_t remain);
 

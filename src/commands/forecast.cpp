@@ -4,9 +4,11 @@
 #include <filesystem>
 #include <limits>
 
+#include "unsloth/config/auto_values.h"
 #include "unsloth/config/device_map.h"
 #include "unsloth/config/load.h"
 #include "unsloth/core/error.h"
+#include "unsloth/core/log.h"
 #include "unsloth/core/path_advice.h"
 #include "unsloth/core/suggest.h"
 #include "unsloth/core/text.h"
@@ -15,6 +17,7 @@
 #include "unsloth/data/run_tokenizer.h"
 #include "unsloth/formats/described_model.h"
 #include "unsloth/formats/hf_config.h"
+#include "unsloth/formats/peft.h"
 #include "unsloth/formats/shapes.h"
 #include "unsloth/ops/device.h"
 #include "unsloth/placement/layer_costs.h"
@@ -24,6 +27,7 @@
 #include "unsloth/planner/exchange_time.h"
 #include "unsloth/session/session.h"
 #include "unsloth/train/answers.h"
+#include "unsloth/train/rank_rule.h"
 #include "unsloth/train/samples.h"
 
 namespace unsloth::commands {
@@ -55,6 +59,31 @@ std::shared_ptr<const formats::WeightFile> open_or_describe(const config::Config
         return formats::describe_model(std::move(spec), formats::read_quantization_config(*folder), *folder);
     }
     return std::make_shared<const formats::WeightFile>(formats::WeightFile::open(folder->string(), scaling));
+}
+
+config::LoadedConfig with_auto_values(config::LoadedConfig loaded, const spec::ModelSpec& spec, int64_t gpus) {
+    config::Config& config = loaded.config;
+    const config::TrainingOptions& t = config.training;
+    if (!t.learning_rate) {
+        const config::LearningRateRule rule = config::learning_rate_rule(config, spec);
+        config.training.learning_rate = rule.rate;
+        log::info("learning_rate auto: ", rule.reason);
+    }
+    if (config.lora.r != config::auto_rank) return loaded;
+    config.lora.r = config::LoraOptions().r;
+    if (config.lora.finetuning_type == config::FinetuningType::full) return loaded;
+    if (const auto& adapter = config.model.adapter_name_or_path) {
+        config.lora.r = formats::read_peft_config(formats::resolve_model_path(*adapter)).lora.r;
+        return loaded;
+    }
+    std::optional<int64_t> targets;
+    const int64_t length = config.model.max_seq_length > 0 ? config.model.max_seq_length : spec.usable_positions();
+    if (t.max_steps > 0)
+        targets = t.max_steps * t.per_device_train_batch_size * t.gradient_accumulation_steps * gpus * length;
+    const train::RankRule rule = train::rank_rule(config, spec, placement::lora_spec(loaded), targets);
+    config.lora.r = rule.r;
+    log::info("r auto: ", rule.reason);
+    return loaded;
 }
 
 spec::MemoryNeed Estimate::need() const {

@@ -30,6 +30,10 @@ Target target_of(const engine_api::PlanRequest& request, const config::Config& c
 /// The checkpoint, or as much of it as says what it is: a config.json, or the name of a known shape.
 std::shared_ptr<const formats::WeightFile> open_or_describe(const config::Config& config);
 
+/// With the numbers that a run of this model would take where they are left to it (auto), told in the log. Rows are not
+/// read: max_steps bounds what a rank holds; without it 32 stands for it.
+config::LoadedConfig with_auto_values(config::LoadedConfig loaded, const spec::ModelSpec& spec, int64_t gpus);
+
 /// What a run takes.
 struct Estimate {
     std::vector<model::ModelPlan> stages;         ///< of a pipeline those that may take most; without one, one

@@ -258,7 +258,8 @@ class Report {
 
 engine_api::PlanEstimate estimate_plan(const config::LoadedConfig& loaded, const engine_api::PlanRequest& asked) {
     const Target target = target_of(asked, loaded.config);
-    Forecast forecast(loaded, target, open_or_describe(loaded.config));
+    const std::shared_ptr<const formats::WeightFile> file = open_or_describe(loaded.config);
+    Forecast forecast(with_auto_values(loaded, file->spec, target.gpus), target, file);
     const Estimate estimate = forecast.choose();
     const spec::MemoryNeed need = estimate.need();
     return {.device = target.device.is_cuda() ? target.machine.card.name : "CPU",
@@ -274,9 +275,10 @@ engine_api::PlanEstimate estimate_plan(const config::LoadedConfig& loaded, const
             .elsewhere = placement::describe_places(estimate.plan())};
 }
 
-bool run_plan(const config::LoadedConfig& loaded, const engine_api::PlanRequest& asked) {
-    const Target target = target_of(asked, loaded.config);
-    const std::shared_ptr<const formats::WeightFile> file = open_or_describe(loaded.config);
+bool run_plan(const config::LoadedConfig& given, const engine_api::PlanRequest& asked) {
+    const Target target = target_of(asked, given.config);
+    const std::shared_ptr<const formats::WeightFile> file = open_or_describe(given.config);
+    const config::LoadedConfig loaded = with_auto_values(given, file->spec, target.gpus);
     const bool chooses = target.gpus > 1 && target.device.is_cuda() && leaves_mesh_open(loaded);
     std::vector<Proposal> proposals;
     if (chooses) {

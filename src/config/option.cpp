@@ -5,6 +5,7 @@
 #include <charconv>
 #include <cmath>
 #include <cstdlib>
+#include <iomanip>
 #include <sstream>
 
 #include "unsloth/core/error.h"
@@ -19,6 +20,7 @@ constexpr double largest_exact_integer = 9007199254740992.0;  // 2^53
 
 std::string bounds_text(const Range& range) {
     std::ostringstream text;
+    text << std::setprecision(15);  // whole numbers as such
     const char* joint = " ";
     if (range.minimum) {
         text << joint << (range.exclusive_minimum ? "> " : ">= ") << *range.minimum;

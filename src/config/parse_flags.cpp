@@ -107,6 +107,7 @@ class FlagReader {
         const Names meant = options_.suggestions(flag.name);
         std::string advice = did_you_mean(meant, "--");
         if (advice.empty() && record_.advice_on_flag != nullptr) advice = record_.advice_on_flag(flag.name);
+        if (advice.empty()) advice = did_you_mean(nearest(flag.name, {"help", "help-all", "version", "config"}), "--");
         record_.errors.add(Error("option.unknown", cat("unknown option ", flag.written),
                                  advice.empty() ? "--help lists the options." : advice),
                            meant);

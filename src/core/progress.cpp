@@ -1,6 +1,5 @@
 #include "unsloth/core/progress.h"
 
-#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -15,11 +14,6 @@ namespace unsloth {
 namespace {
 
 constexpr int narrowest_bar = 10, widest_bar = 40, always_bar_columns = 60;
-
-int columns_of_terminal() {
-    winsize size{};
-    return ::ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
-}
 
 }  // namespace
 
@@ -116,7 +110,7 @@ class StatusLines final : public log::Decoration {
         const auto newest =
             std::find_if(lines_.rbegin(), lines_.rend(), [](const StatusLine* line) { return line->text_ != nullptr; });
         if (newest != lines_.rend()) {
-            std::fputs((*newest)->text_(columns_of_terminal()).c_str(), stderr);
+            std::fputs((*newest)->text_(text_size(STDERR_FILENO).columns).c_str(), stderr);
             drawn_ = true;
         }
         std::fflush(stderr);

@@ -4,6 +4,7 @@
 #include <cctype>
 #include <cmath>
 #include <cstdlib>
+#include <set>
 #include <vector>
 
 #include "unsloth/core/utf8.h"
@@ -21,7 +22,8 @@ bool is_digit(char c) {
 /// Reads JSON for its mistakes alone, without recursion. Ends by throwing a SyntaxMistake, or at the end of the text.
 class JsonProof {
   public:
-    JsonProof(std::string_view text, bool comments) : text_(text), comments_(comments) {}
+    JsonProof(std::string_view text, bool comments, bool unique_keys)
+        : text_(text), comments_(comments), unique_keys_(unique_keys) {}
 
     void read() {
         const std::size_t invalid = first_invalid_utf8(text_);
@@ -97,17 +99,25 @@ class JsonProof {
         fail(text_.size(), cat("the text ends, and the ", text_[opener], " of line ", place_of(text_, opener).line,
                                " is not closed: ", closer(), " is missing"));
     }
+    void open(std::size_t at) {
+        open_.push_back(at);
+        keys_.emplace_back();
+    }
+    void close() {
+        open_.pop_back();
+        keys_.pop_back();
+    }
     char closer() const { return text_[open_.back()] == '{' ? '}' : ']'; }
     bool in_object() const { return !open_.empty() && text_[open_.back()] == '{'; }
 
     /// A value, up to the first one within it.
     Next value(const char* expected) {
         if (here() == '{' || here() == '[') {
-            open_.push_back(at_++);
+            open(at_++);
             skip_space();
             if (here() != closer()) return in_object() ? Next::first_key : Next::first_value;
             ++at_;
-            open_.pop_back();
+            close();
         } else if (here() == '"') {
             string();
         } else if (here() == '-' || is_digit(here())) {
@@ -125,6 +135,8 @@ class JsonProof {
         const std::size_t begin = at_;
         string();
         const std::string_view name = text_.substr(begin, at_ - begin);
+        if (unique_keys_ && !keys_.back().insert(name).second)
+            fail(begin, cat("the key ", name, " stands twice in one object"));
         skip_space();
         require_more();
         if (here() == '=') fail(at_, "a colon stands between key and value, not =");
@@ -137,7 +149,7 @@ class JsonProof {
     Next after_value() {
         if (here() == closer()) {
             ++at_;
-            open_.pop_back();
+            close();
             return Next::after_value;
         }
         if (here() == '}' || here() == ']')
@@ -228,9 +240,10 @@ class JsonProof {
     }
 
     std::string_view text_;
-    bool comments_;
+    bool comments_, unique_keys_;
     std::size_t at_ = 0;
-    std::vector<std::size_t> open_;  ///< places of the brackets that are open
+    std::vector<std::size_t> open_;                 ///< places of the brackets that are open
+    std::vector<std::set<std::string_view>> keys_;  ///< of each
 };
 
 std::size_t line_begin(std::string_view text, std::size_t at) {
@@ -244,9 +257,9 @@ std::size_t characters(std::string_view text) {
 
 }  // namespace
 
-SyntaxMistake find_json_mistake(std::string_view text, bool comments) {
+SyntaxMistake find_json_mistake(std::string_view text, bool comments, bool unique_keys) {
     try {
-        JsonProof(text, comments).read();
+        JsonProof(text, comments, unique_keys).read();
     } catch (const SyntaxMistake& mistake) {
         return mistake;
     }

@@ -29,6 +29,26 @@ void begin_segment(Batch& batch, const Segment& segment, std::size_t first, cons
                    sample.labels[static_cast<std::size_t>(segment.begin)]);
 }
 
+/// Segments lie one after another, so a row's tokens keep their order in the batch.
+void append_images(Batch& batch, const Sample& sample, std::size_t first) {
+    const std::size_t T = sample.ids.size();
+    UNSLOTH_CHECK(sample.axes.empty() || sample.axes.size() == 3 * T, "row ", sample.row, ": ", sample.axes.size(),
+                  " positions on three axes for ", T, " tokens");
+    for (Image image : sample.images) {
+        UNSLOTH_CHECK(image.first >= 0 && static_cast<std::size_t>(image.first) < T, "row ", sample.row,
+                      ": an image at token ", image.first, " of ", T);
+        image.first += static_cast<int32_t>(first);
+        batch.images.push_back(std::move(image));
+    }
+    if (sample.axes.empty() && batch.axes_T3.empty()) return;
+    for (std::size_t t = batch.axes_T3.size() / 3; t < first; ++t)
+        batch.axes_T3.insert(batch.axes_T3.end(), 3, batch.positions_T[t]);
+    if (sample.axes.empty())
+        for (const int32_t position : sample.positions) batch.axes_T3.insert(batch.axes_T3.end(), 3, position);
+    else
+        batch.axes_T3.insert(batch.axes_T3.end(), sample.axes.begin(), sample.axes.end());
+}
+
 void append(Batch& batch, const Sample& sample) {
     const std::size_t T = sample.ids.size(), first = batch.segments.size();
     UNSLOTH_CHECK(sample.labels.size() == T && sample.positions.size() == T, "row ", sample.row, ": lengths ", T, ", ",
@@ -36,6 +56,7 @@ void append(Batch& batch, const Sample& sample) {
     UNSLOTH_CHECK(are_sound(sample.segments, T), "row ", sample.row, ": ", sample.segments.size(), " segments of ", T,
                   " tokens");
     UNSLOTH_CHECK(sample.row >= 0 && sample.row <= std::numeric_limits<int32_t>::max(), "row ", sample.row);
+    append_images(batch, sample, batch.ids_T.size());
     const int32_t dropout_row = sample.dropout_row.value_or(static_cast<int32_t>(sample.row));
     for (const Segment& segment : listed(sample.segments, T)) {
         begin_segment(batch, segment, first, sample);

@@ -19,6 +19,7 @@ namespace {
 namespace fs = std::filesystem;
 
 Dataset dataset_of(DecodeBatch rows, const DatasetOptions& options) {
+    rows.store->vision = options.vision;
     return Dataset(std::move(rows.store), stats_of(rows.report, options));
 }
 

@@ -12,7 +12,7 @@
 namespace unsloth::data {
 
 struct DecodeBatch {
-    std::shared_ptr<const Dataset::Store> store;  ///< in the file's map
+    std::shared_ptr<Dataset::Store> store;  ///< in the file's map
     LoadReport report;
 };
 

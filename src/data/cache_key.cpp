@@ -83,10 +83,12 @@ void add_columns(ContentHash& key, const ColumnNames& columns) {
 
 void add_options(ContentHash& key, const RowOptions& options) {
     const auto& [objective, train_on_prompt, last_turn_only, max_seq_length, long_rows, max_positions, vocab_size,
-                 max_prompt_length, truncation_mode, bos_id] = options;
+                 max_prompt_length, truncation_mode, bos_id, vision, image_root] = options;
     key.add_field(cat(static_cast<int>(objective), " ", train_on_prompt, " ", last_turn_only, " ", max_seq_length, " ",
                       static_cast<int>(long_rows), " ", max_positions, " ", vocab_size, " ", bos_id, " ",
                       max_prompt_length, " ", static_cast<int>(truncation_mode)));
+    key.add_field(vision ? describe(*vision) : "text alone");
+    key.add_field(image_root.empty() ? "" : fs::absolute(image_root).string());
 }
 
 void add_options(ContentHash& key, const LoadOptions& options) {
@@ -127,7 +129,11 @@ std::string cache_key(const std::vector<SourceFiles>& sources, const DatasetOpti
     key.add_field(encoder_fingerprint);
     add_options(key, static_cast<const RowOptions&>(options));
     add_options(key, static_cast<const LoadOptions&>(options));
-    for (const SourceFiles& source : sources) add_source(key, source, folder);
+    for (const SourceFiles& source : sources) {
+        add_source(key, source, folder);
+        if (options.vision)  // images are looked for beside the files
+            for (const fs::path& file : source.files) key.add_field(fs::absolute(file).parent_path().string());
+    }
     (void)must_work, (void)least_bytes, (void)max_bytes;
     return key.hex();
 }

@@ -57,6 +57,7 @@ class Slicer {
     Slicer(const Batch& whole, ContextRank cp) : whole_(whole), cp_(cp) {}
 
     Batch slice() {
+        UNSLOTH_CHECK(whole_.images.empty() && whole_.axes_T3.empty(), "ranks do not share rows with images");
         ContextSlice& context = slice_.context.emplace();
         context.last_position = *std::max_element(whole_.positions_T.begin(), whole_.positions_T.end());
         context.labels = whole_.labels;

@@ -55,16 +55,26 @@ const Json& array_column(const Json& row, const char* column, config::DataFormat
     return *value;
 }
 
-/// A string, or the texts of an array of {"type": "text", "text"} joined.
+/// The place of an image, as take_images() leaves it.
+bool is_image_place(const Json& part) {
+    return part.is_object() && part.size() == 1 && part.contains("type") && part["type"] == "image";
+}
+
+bool has_image_place(const Json& content) {
+    return content.is_array() && std::any_of(content.begin(), content.end(), is_image_place);
+}
+
+/// A string, or the texts of an array of {"type": "text", "text"} joined; places of images are passed over.
 std::string content_text(const Json& content, const std::string& where) {
     if (!content.is_array()) return as_string(content, where);
     std::string text;
     for (const Json& part : content) {
+        if (is_image_place(part)) continue;
         const auto type = part.is_object() ? part.find("type") : part.end();
         if (type == part.end() || *type != "text" || !part.contains("text"))
             throw BadRow{"data.message-shape",
                          cat(where, ": expected a string or parts {\"type\": \"text\", \"text\"}, found ", shown(part)),
-                         "Images and other media are not trained on."};
+                         "Videos and sounds are not trained on."};
         text += as_string(part["text"], where + ".text");
     }
     return text;
@@ -173,7 +183,7 @@ class Builder {
         result_.names_weights |= learnt.has_value();
         if (role == "assistant") result_.learnt.push_back(learnt.value_or(true) && !masked_);
         result_.conversation.uses_tools |= calls;
-        says_more_ = says_more_ || says_more(message);
+        says_more_ = says_more_ || says_more(message) || (!silent && has_image_place(message["content"]));
         result_.conversation.turns.push_back({role, std::move(content)});
     }
 
@@ -199,8 +209,10 @@ class Builder {
                 whole[column] = copied(value, cat("column \"", column, "\""));
         if (!conversation.uses_tools && !says_more_ && whole.empty()) return;
         Json& own_messages = whole["messages"] = copied(messages, "messages");
-        for (std::size_t i = 0; i < own_messages.size(); ++i)
-            own_messages[i]["content"] = conversation.turns[i].content;  // parts are joined
+        for (std::size_t i = 0; i < own_messages.size(); ++i) {
+            Json& content = own_messages[i]["content"];
+            if (!has_image_place(content)) content = conversation.turns[i].content;  // parts are joined
+        }
         if (has_tools) whole["tools"] = std::move(tools);
         conversation.row = std::make_shared<const Json>(std::move(whole));
     }
@@ -259,7 +271,7 @@ Json message_of(const Json& turn, const std::string& where) {
     if (in_small_letters(speaker) == function_call)
         message["tool_calls"] = calls_of(turn[value], place);
     else if (turn.contains(value) && !(calls && turn[value].is_null()))
-        message["content"] = content_text(turn[value], place);
+        message["content"] = has_image_place(turn[value]) ? turn[value] : Json(content_text(turn[value], place));
     for (const auto& [key, other] : turn.items())
         if (key != from && key != value && !message.contains(key)) message[key] = copied(other, where);
     return message;

@@ -4,7 +4,10 @@
 #include <iterator>
 #include <numeric>
 #include <set>
+#include <tuple>
+#include <unordered_map>
 #include <unordered_set>
+#include <utility>
 
 #include "data/load_rows.h"
 #include "data/store.h"
@@ -80,7 +83,9 @@ Dataset Dataset::load(const std::vector<config::DataSource>& sources, const Data
         files.push_back(resolve(source, options.reader, options.skip_bad_rows));
     MemorySink sink;
     const LoadReport report = load_rows(files, options, encoders_of(files, encoder), sink);
-    return Dataset(std::make_shared<Store>(std::move(sink.rows)), stats_of(report, options));
+    auto store = std::make_shared<Store>(std::move(sink.rows));
+    store->vision = options.vision;
+    return Dataset(std::move(store), stats_of(report, options));
 }
 
 Dataset Dataset::load(const std::filesystem::path& path, const DatasetOptions& options, const RowEncoder* encoder) {
@@ -97,11 +102,17 @@ Dataset Dataset::from_samples(const std::vector<Sample>& samples) {
         row.targets = count_targets(sample.labels, sample.segments);
         row.desirable = sample.desirable;
         row.options = sample.options;
+        row.images = sample.images;
+        row.sources = sample.sources;
         rows.append(row, sample.row, 0);
     }
     DatasetStats stats;
     stats.format = config::DataFormat::tokenized;
     return Dataset(std::make_shared<Store>(std::move(rows)), stats);
+}
+
+void Dataset::load_pixels(std::vector<Sample>& rows) const {
+    if (store_->vision) data::load_pixels(rows, *store_->vision);
 }
 
 Sample Dataset::sample(int64_t i) const {
@@ -228,6 +239,18 @@ int64_t Dataset::keys(int64_t i) const {
     return keys;
 }
 
+int64_t Dataset::images(int64_t i) const {
+    const RowRecord& record = store_->record(rows_.at(static_cast<std::size_t>(i)));
+    return record.has(RowRecord::given_images) ? static_cast<int64_t>(sample(i).images.size()) : 0;
+}
+
+int64_t Dataset::patches(int64_t i) const {
+    if (images(i) == 0) return 0;
+    int64_t patches = 0;
+    for (const Image& image : sample(i).images) patches += image.patches();
+    return patches;
+}
+
 int64_t Dataset::segments(int64_t i) const {
     return store_->record(rows_.at(static_cast<std::size_t>(i))).segments;
 }
@@ -253,6 +276,7 @@ std::string Dataset::fingerprint() const {
         for (const auto* words : {&row.ids, &row.labels, &row.positions}) add(words->data(), words->size());
         add(row.options.ids.data(), row.options.ids.size());
         add(row.options.shares.data(), row.options.shares.size());
+        for (const ImageSource& source : row.sources) hash.add_field(source.data);
         // Where the positions say what the segments are, checkpoints of earlier versions have the same hash.
         if (row.segments != segments_at_zero(row.positions)) add(row.segments.data(), row.segments.size());
     }
@@ -273,22 +297,47 @@ std::pair<Dataset, Dataset> Dataset::split(double val_size, uint64_t seed) const
     return {Dataset(store_, std::move(train), stats_), Dataset(store_, std::move(validation), stats_)};
 }
 
+std::pair<std::string, int64_t> Dataset::content(int64_t begin) const {
+    ContentHash hash;
+    int64_t end = begin;
+    for (; end < size() && row(end) == row(begin); ++end) {  // the pieces of a row stand together
+        const Sample piece = sample(end);
+        const auto add = [&](const auto& values) {
+            hash.add_field({reinterpret_cast<const char*>(values.data()), values.size() * sizeof values[0]});
+        };
+        for (const auto* words : {&piece.ids, &piece.labels, &piece.positions}) add(*words);
+        add(piece.options.shares);
+        add(piece.segments);
+        for (const ImageSource& source : piece.sources) hash.add_field(source.data);
+        hash.add_field(piece.desirable ? "desirable" : "");
+    }
+    return {hash.hex(), end};
+}
+
+std::pair<int64_t, int64_t> Dataset::shared_with(const Dataset& other) const {
+    std::unordered_map<std::string, int64_t> own;  // and how many of them there are
+    int64_t rows = 0, shared = 0;
+    for (int64_t at = 0; at < size(); ++rows) {
+        const auto [hash, end] = content(at);
+        ++own[hash];
+        at = end;
+    }
+    for (int64_t at = 0; at < other.size() && shared < rows;) {
+        const auto [hash, end] = other.content(at);
+        if (const auto found = own.find(hash); found != own.end()) shared += std::exchange(found->second, 0);
+        at = end;
+    }
+    return {shared, rows};
+}
+
 Dataset Dataset::without_duplicates() const {
     std::vector<int64_t> kept;
     std::unordered_set<std::string> known;
     DatasetStats file = stats_;
     for (int64_t begin = 0, end = 0; begin < size(); begin = end) {
-        ContentHash hash;
-        for (; end < size() && row(end) == row(begin); ++end) {  // the pieces of a row stand together
-            const Sample piece = sample(end);
-            for (const auto* words : {&piece.ids, &piece.labels, &piece.positions})
-                hash.add_field({reinterpret_cast<const char*>(words->data()), words->size() * sizeof(int32_t)});
-            hash.add_field({reinterpret_cast<const char*>(piece.options.shares.data()),
-                            piece.options.shares.size() * sizeof(float)});
-            hash.add_field(
-                {reinterpret_cast<const char*>(piece.segments.data()), piece.segments.size() * sizeof(Segment)});
-        }
-        const bool is_new = known.insert(hash.hex()).second;
+        std::string hash;
+        std::tie(hash, end) = content(begin);
+        const bool is_new = known.insert(std::move(hash)).second;
         file.duplicate_rows += !is_new;
         for (int64_t i = begin; is_new && i < end; ++i) kept.push_back(rows_[static_cast<std::size_t>(i)]);
     }

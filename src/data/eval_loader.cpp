@@ -31,12 +31,16 @@ BatchLimits EvalLoader::limits() const {
             one.tokens += dataset_.tokens(i);
             one.segments += dataset_.segments(i);
             one.labels += dataset_.targets(i);
+            one.images += dataset_.images(i);
+            one.patches += dataset_.patches(i);
             one.keys += dataset_.keys(i);
             limits.longest = std::max(limits.longest, dataset_.longest_segment(i));
         }
         limits.tokens = std::max(limits.tokens, one.tokens);
         limits.segments = std::max(limits.segments, one.segments);
         limits.labels = std::max(limits.labels, one.labels);
+        limits.images = std::max(limits.images, one.images);
+        limits.patches = std::max(limits.patches, one.patches);
         if (one.keys > one.tokens) limits.keys = std::max(limits.keys, one.keys);
     }
     return slice_limits(limits, context_);
@@ -61,6 +65,7 @@ Batch EvalLoader::batch(int64_t i) const {
     const auto [begin, end] = ranges_.at(static_cast<std::size_t>(i));
     std::vector<Sample> samples;
     for (int64_t k = begin; k < end; ++k) samples.push_back(dataset_.sample(k));
+    dataset_.load_pixels(samples);
     return slice(make_batch(samples), context_);
 }
 

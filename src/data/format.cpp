@@ -7,6 +7,7 @@
 #include "data/columns.h"
 #include "data/conversation.h"
 #include "data/preference.h"
+#include "data/row_images.h"
 #include "unsloth/core/error.h"
 #include "unsloth/data/batch.h"
 #include "unsloth/data/reader.h"
@@ -237,7 +238,13 @@ void RowFormatter::check_kind() const {
                     "label or kto_tag; data.columns renames columns.");
 }
 
-FormattedRow RowFormatter::format(const Json& row) const {
+FormattedRow RowFormatter::format(const Json& row, const std::filesystem::path& folder) const {
+    const bool talks = format_ == config::DataFormat::messages || format_ == config::DataFormat::sharegpt ||
+                       format_ == config::DataFormat::prompt_completion;
+    return talks && has_image_places(row) ? with_images(row, folder) : without_images(row);
+}
+
+FormattedRow RowFormatter::without_images(const Json& row) const {
     switch (config::traits_of(options_.objective).examples) {
         case config::ExampleKind::targets:
             return supervised(row);
@@ -287,16 +294,10 @@ FormattedRow RowFormatter::supervised(const Json& row) const {
             EncodedRow ids = encode_instruction(row, learnt);
             return encoded(std::move(ids), learnt);
         }
-        case config::DataFormat::prompt_completion: {
-            EncodedRow ids = encode_prompt_completion(row, learnt);
-            return encoded(std::move(ids), learnt);
-        }
+        case config::DataFormat::prompt_completion:
         case config::DataFormat::messages:
         case config::DataFormat::sharegpt: {
-            const bool openai = format_ == config::DataFormat::messages;
-            EncodedRow ids = encode_conversation(
-                openai ? openai_conversation(row, reads()) : sharegpt_conversation(row, reads()), learnt);
-            ids.doubts |= unread_columns(row, {"system", "tools"});
+            EncodedRow ids = conversation(row, learnt);
             return encoded(std::move(ids), learnt);
         }
         case config::DataFormat::text: {
@@ -310,6 +311,16 @@ FormattedRow RowFormatter::supervised(const Json& row) const {
             break;
     }
     UNSLOTH_CHECK(false, "format ", static_cast<int>(format_));
+}
+
+/// A row of messages, or of a prompt and a completion.
+EncodedRow RowFormatter::conversation(const Json& row, std::vector<bool>& learnt) const {
+    if (format_ == config::DataFormat::prompt_completion) return encode_prompt_completion(row, learnt);
+    const bool openai = format_ == config::DataFormat::messages;
+    EncodedRow ids =
+        encode_conversation(openai ? openai_conversation(row, reads()) : sharegpt_conversation(row, reads()), learnt);
+    ids.doubts |= unread_columns(row, {"system", "tools"});
+    return ids;
 }
 
 std::function<bool(std::string_view)> RowFormatter::reads() const {
@@ -409,6 +420,10 @@ FormattedRow RowFormatter::encoded(EncodedRow row, const std::vector<bool>& lear
         else
             std::fill(result.labels.begin() + begin, result.labels.begin() + end, ignore_label);
     }
+    result.images = std::move(row.images);
+    result.sources = std::move(row.sources);
+    for (const Image& image : result.images)
+        std::fill_n(result.labels.begin() + image.first, options_.vision->tokens_of(image), ignore_label);
     check_ids(result, options_.vocab_size, true);
     finish(result);
     return result;
@@ -446,7 +461,14 @@ void RowFormatter::finish(FormattedRow& row) const {
     const auto limit = static_cast<std::size_t>(options_.max_seq_length);
     const bool long_row = options_.max_seq_length > 0 && row.ids.size() > limit;
     row.too_long = long_row && limit > 1 && (splits() || options_.long_rows == config::LongRows::drop);
-    if (long_row && !row.too_long) truncate(row, limit);
+    if (row.too_long && splits() && !row.images.empty())
+        throw BadRow{"data.row-too-long",
+                     cat("the row has images and ", row.ids.size(), " tokens, and model.max_seq_length is ", limit),
+                     "Rows with images are not split: raise it, or set data.overflow_strategy to drop."};
+    if (long_row && !row.too_long) {
+        truncate(row, limit);
+        cut_images(row);
+    }
     if (!row.too_long) check_reach(row);
     row.targets = count_targets(row.labels, row.segments);
 }

@@ -142,7 +142,8 @@ std::string doubt_text(RowDoubt doubt, const std::string& subject) {
             return "have a column \"tools\" beside a text, which is trained as it is, so the model does not see the "
                    "column; write the tools into the text, or the prompt as messages";
         case RowDoubt::unread_media:
-            return "have columns images, videos or audios, which are not trained on: models here read text alone";
+            return "have columns images, videos or audios that no message has a place for, so the model does not see "
+                   "them";
     }
     return {};
 }
@@ -227,7 +228,7 @@ class RowLoader {
         const FormattedRow row = [&] {
             const nlohmann::ordered_json columns = part.file->parse(raw, &taken.repaired);
             taken.augmented = holds(columns, provenance_column);
-            return formatter.format(columns);
+            return formatter.format(columns, std::filesystem::path(part.file->name()).parent_path());
         }();
         taken.truncated = row.truncated;
         taken.doubts = row.doubts;

@@ -185,14 +185,16 @@ int64_t StepLoader::total_steps(double num_train_epochs, int64_t max_steps) cons
 
 BatchLimits StepLoader::limits() const {
     BatchLimits limits;
-    std::vector<int64_t> segments, labels, keys;
+    std::vector<int64_t> segments, labels, keys, images, patches;
     int64_t copies = 0;  // most segments of a row that shares tokens: how often each of its tokens may be a key
     for (const auto& [first, last] : units_) {
-        int64_t unit_segments = 0, unit_labels = 0, unit_keys = 0;
+        int64_t unit_segments = 0, unit_labels = 0, unit_keys = 0, unit_images = 0, unit_patches = 0;
         for (int64_t m = first; m < last; ++m) {
             const int64_t i = members_[static_cast<std::size_t>(m)];
             unit_segments += dataset_.segments(i);
             unit_labels += dataset_.targets(i);
+            unit_images += dataset_.images(i);
+            unit_patches += dataset_.patches(i);
             const int64_t own_keys = dataset_.keys(i);
             unit_keys += own_keys;
             if (own_keys > dataset_.tokens(i)) copies = std::max(copies, dataset_.segments(i));
@@ -201,6 +203,8 @@ BatchLimits StepLoader::limits() const {
         segments.push_back(unit_segments);
         labels.push_back(unit_labels);
         keys.push_back(unit_keys);
+        images.push_back(unit_images);
+        patches.push_back(unit_patches);
     }
     int64_t rows = pass_rows_;
     if (fills_by_tokens()) {
@@ -219,6 +223,8 @@ BatchLimits StepLoader::limits() const {
     }
     limits.segments = most(std::move(segments), rows);
     limits.labels = std::min(limits.tokens, most(std::move(labels), rows));
+    limits.images = most(std::move(images), rows);
+    limits.patches = most(std::move(patches), rows);
     if (copies > 0) limits.keys = std::clamp(most(std::move(keys), rows), limits.tokens, copies * limits.tokens);
     return slice_limits(limits, options_.context);
 }
@@ -399,6 +405,7 @@ Batch StepLoader::micro_batch(const std::vector<int64_t>& places) const {
             samples.emplace_back(dataset_.sample(member)).dropout_row = dropout_row(member, place);
         }
     }
+    dataset_.load_pixels(samples);
     Batch batch = slice(make_batch(samples), options_.context);
     if (options_.order_tokens) batch.token_order = sort_tokens(batch.ids_T);
     return batch;

@@ -83,9 +83,10 @@ SetReport report_on(const Dataset& rows, RowsByIds& by_ids) {
 
     std::vector<int64_t> lengths;
     for (int64_t i = 0; i < rows.size(); ++i) {
-        const std::vector<int32_t> ids = rows.sample(i).ids;
+        const Sample sample = rows.sample(i);
+        const std::vector<int32_t>& ids = sample.ids;
         lengths.push_back(static_cast<int64_t>(ids.size()));
-        if (const auto earlier = by_ids.find(ids); earlier) {
+        if (const auto earlier = by_ids.find(ids); earlier && rows.sample(*earlier).sources == sample.sources) {
             ++report.duplicates;
             if (report.first_duplicates.size() < listed_duplicates)
                 report.first_duplicates.emplace_back(rows.row(i), rows.row(*earlier));
@@ -156,8 +157,11 @@ DataReport make_report(const TrainingData& data, const config::Config& config, c
         report.eval = report_on(*data.eval, eval_ids);
         report.eval->source = parted ? cat("held out of the training rows by data.val_size ", config.data.val_size)
                                      : eval_source_of(config.data);
-        for (int64_t i = 0; i < data.eval->size(); ++i)
-            report.shared += train_ids.find(data.eval->sample(i).ids).has_value();
+        for (int64_t i = 0; i < data.eval->size(); ++i) {
+            const Sample sample = data.eval->sample(i);
+            const auto found = train_ids.find(sample.ids);
+            report.shared += found && data.train.sample(*found).sources == sample.sources;
+        }
         report.eval->held_out = parted;
         if (parted) {
             report.train.read += file_rows(data.eval->stats());

@@ -108,6 +108,15 @@ std::string steps_text(const StepsReport& steps) {
     return text;
 }
 
+/// ", 2 images of 40 tokens"; empty without any.
+std::string images_text(const Sample& sample) {
+    if (sample.images.empty()) return {};
+    int64_t tokens = 0;
+    for (const auto& [begin, end] : image_ranges(sample)) tokens += end - begin;
+    const auto count = static_cast<int64_t>(sample.images.size());
+    return cat(", ", grouped(count), count == 1 ? " image of " : " images of ", grouped(tokens), " tokens");
+}
+
 std::string samples_text(const DataReport& report, const tokenizer::Tokenizer* tokenizer, Marks marks) {
     if (report.samples.empty()) return {};
     std::string text = marks == Marks::colour
@@ -117,8 +126,8 @@ std::string samples_text(const DataReport& report, const tokenizer::Tokenizer* t
         int64_t trained = 0;
         for (const auto& [begin, end] : target_ranges(sample)) trained += end - begin;
         text += cat("\n--- ", set == "masked" ? "all labels masked" : set, ", row ", sample.row, ": ",
-                    grouped(static_cast<int64_t>(sample.ids.size())), " tokens, ", grouped(trained), " trained\n",
-                    show_tokens(sample, tokenizer, marks));
+                    grouped(static_cast<int64_t>(sample.ids.size())), " tokens, ", grouped(trained), " trained",
+                    images_text(sample), "\n", show_tokens(sample, tokenizer, marks));
     }
     return text;
 }
@@ -166,6 +175,13 @@ Json json_of(const std::string& set, const Sample& sample, const tokenizer::Toke
     if (!sample.segments.empty() || (!sample.positions.empty() && sample.positions.front() != 0))
         json["position_ids"] = sample.positions;
     if (tokenizer != nullptr) json["text"] = tokenizer->decode(sample.ids, false);
+    const auto ranges = image_ranges(sample);
+    for (std::size_t i = 0; i < ranges.size(); ++i) {
+        const Image& image = sample.images[i];
+        Json one = {{"tokens", ranges[i]}, {"grid", {image.grid_h, image.grid_w}}};
+        if (!sample.sources.at(i).inlined) one["path"] = sample.sources[i].data;
+        json["images"].push_back(std::move(one));
+    }
     return json;
 }
 

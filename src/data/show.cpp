@@ -1,7 +1,9 @@
 #include "unsloth/data/show.h"
 
+#include <optional>
 #include <span>
 
+#include "data/image_source.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/utf8.h"
 
@@ -19,17 +21,23 @@ constexpr const char* close_bracket = "\u27e7";
 struct Run {
     Range tokens;
     bool trained = false, begins_segment = false;
+    std::optional<std::size_t> image = {};  ///< whose tokens these are
 };
 
 /// Runs of tokens of one kind within one segment.
 std::vector<Run> runs_of(const Sample& sample) {
     std::vector<Run> runs;
+    const std::vector<Range> images = image_ranges(sample);
+    std::size_t image = 0;
     for (const Segment& segment : listed(sample.segments, sample.ids.size()))
         for (int64_t t = segment.begin; t < segment.end(); ++t) {
             const bool begins = t == segment.begin;
+            while (image < images.size() && t >= images[image].second) ++image;
+            const auto seen = image < images.size() && t >= images[image].first ? std::optional(image) : std::nullopt;
             const bool trained =
                 sample.labels[static_cast<std::size_t>(t)] != ignore_label && (!begins || segment.shared > 0);
-            if (begins || trained != runs.back().trained) runs.push_back({{t, t}, trained, begins});
+            if (begins || trained != runs.back().trained || seen != runs.back().image)
+                runs.push_back({{t, t}, trained, begins, seen});
             ++runs.back().tokens.second;
         }
     return runs;
@@ -63,12 +71,34 @@ std::string marked(const std::string& text, bool trained, Marks marks) {
     return trained ? open_bracket + text + close_bracket : text;
 }
 
+/// What stands for the tokens of an image: they all are the same.
+std::string image_text(const Sample& sample, const Run& run) {
+    const std::size_t i = *run.image;
+    const Image& image = sample.images[i];
+    const std::string file = i < sample.sources.size() ? name_of(sample.sources[i]) : "an image";
+    return cat("[", printable(file), ": ", image.grid_w, " x ", image.grid_h, " patches, ",
+               run.tokens.second - run.tokens.first, " tokens]");
+}
+
 }  // namespace
 
 std::vector<Range> target_ranges(const Sample& sample) {
     std::vector<Range> ranges;
     for (const Run& run : runs_of(sample))
         if (run.trained) ranges.push_back(run.tokens);
+    return ranges;
+}
+
+std::vector<Range> image_ranges(const Sample& sample) {
+    std::vector<Range> ranges;
+    for (std::size_t i = 0; i < sample.images.size(); ++i) {
+        const auto first = static_cast<std::size_t>(sample.images[i].first);
+        const std::size_t most =
+            i + 1 < sample.images.size() ? static_cast<std::size_t>(sample.images[i + 1].first) : sample.ids.size();
+        std::size_t end = first;
+        while (end < most && sample.ids[end] == sample.ids[first]) ++end;
+        ranges.emplace_back(first, end);
+    }
     return ranges;
 }
 
@@ -106,7 +136,7 @@ std::string show_tokens(const Sample& sample, const tokenizer::Tokenizer* tokeni
             out += "\n-- the next segment --\n";
         else if (r > 0 && tokenizer == nullptr)
             out += " ";
-        out += marked(printable(texts[r]), runs[r].trained, marks);
+        out += marked(runs[r].image ? image_text(sample, runs[r]) : printable(texts[r]), runs[r].trained, marks);
     }
     return out + "\n";
 }

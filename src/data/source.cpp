@@ -117,15 +117,32 @@ bool belongs_to(const fs::path& file, const fs::path& root, const std::string& s
     return std::find(folders.begin(), folders.end(), fs::path(split)) != folders.end();
 }
 
+bool is_held_out(const fs::path& file, const fs::path& root) {
+    constexpr const char* names[] = {"test", "validation", "valid", "val", "dev", "eval", "testing", "evaluation"};
+    return std::any_of(std::begin(names), std::end(names),
+                       [&](const char* name) { return belongs_to(file, root, name); });
+}
+
 Paths of_split(const Paths& files, const fs::path& root, const std::string& split) {
     Paths kept;
     std::copy_if(files.begin(), files.end(), std::back_inserter(kept),
                  [&](const fs::path& file) { return belongs_to(file, root, split); });
     if (!kept.empty() || split != "train") return kept;
     // Files that name no split are those of train, as in datasets.
-    for (const char* other : {"test", "validation", "valid", "val", "dev", "eval", "testing", "evaluation"})
-        if (!of_split(files, root, other).empty()) return kept;
-    return files;
+    const bool held_out = std::any_of(files.begin(), files.end(), [&](auto& file) { return is_held_out(file, root); });
+    return held_out ? kept : files;
+}
+
+/// What is read where no split is named: train, if there is one. A pattern chose its files, so that only those of other
+/// splits are left out.
+Paths without_split(const Paths& files, const fs::path& root, bool pattern) {
+    Paths train = of_split(files, root, "train");
+    if (train.empty()) return files;
+    if (!pattern) return train;
+    Paths kept;
+    std::copy_if(files.begin(), files.end(), std::back_inserter(kept),
+                 [&](const fs::path& file) { return belongs_to(file, root, "train") || !is_held_out(file, root); });
+    return kept;
 }
 
 Error no_such_split(const std::string& named, const Paths& files, const std::string& split) {
@@ -166,8 +183,8 @@ std::string from_hub(const hub::Repository& repository, const std::string& split
         for (const std::string& name : names)
             if (is_inside(name) && (name == inside || (is_data_file(name) && !is_hidden(name))))
                 files.emplace_back(name);
-        Paths kept = of_split(files, pattern ? "" : inside, split.empty() ? "train" : split);
-        if (split.empty() && kept.empty()) kept = files;
+        const fs::path root = pattern ? "" : inside;
+        Paths kept = split.empty() ? without_split(files, root, pattern) : of_split(files, root, split);
         seen = files;
         std::vector<std::string> chosen;
         for (const fs::path& file : kept) chosen.push_back(file.string());
@@ -228,9 +245,10 @@ Paths files_of(const std::string& named, const std::string& split) {
                     folder ? "Expected .jsonl, .json, .ndjson, .csv, .tsv, .txt, .parquet or .arrow files in it."
                            : advice_on_missing(named));
     if (split.empty()) {
-        Paths train = of_split(files, root, "train");
-        if (!folder || train.empty() || train.size() == files.size()) return files;
-        log::info(named, ": taking the ", train.size(), " of ", files.size(), " files that belong to the split train");
+        Paths train = without_split(files, root, pattern);
+        if (train.size() < files.size())
+            log::info(named, ": taking the ", train.size(), " of ", files.size(),
+                      " files that belong to the split train", pattern ? " or to none" : "");
         return train;
     }
     Paths kept = of_split(files, root, split);
@@ -294,18 +312,9 @@ config::DataFormat find_format(const SourceFiles& source, const ReaderOptions& o
                 "Expected one JSON object on each line, or another known form.");
 }
 
-/// With the folder of the configuration that the source names.
-static std::string path_of(const config::DataSource& source) {
-    if (source.config_name.empty()) return source.path;
-    std::string path = source.path;
-    if (!fs::exists(path) && !path.starts_with("hf://") && hub::parse_repository(hub::Kind::dataset, path))
-        path = "hf://datasets/" + path;
-    return cat(path, path.ends_with('/') ? "" : "/", source.config_name);
-}
-
 SourceFiles with_files(const config::DataSource& source) {
     SourceFiles result{source.path, {}, source.format, source.columns, source.template_name, source.max_samples, {}};
-    const std::string path = path_of(source);
+    const std::string path = hub::folder_of_configuration(source.path, source.config_name);
     const std::vector<config::SplitPart> splits = config::parse_split(source.split, source.path);
     for (const config::SplitPart& split : splits) {
         const Paths files = files_of(path, split.name);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstring>
 #include <numeric>
 
 #include "unsloth/core/error.h"
@@ -25,6 +26,21 @@ void append_runs(const std::vector<int32_t>& labels, std::vector<int32_t>& words
         while (t < labels.size() && labels[t] != ignore_label) ++t;
         words.insert(words.end(), {static_cast<int32_t>(begin), static_cast<int32_t>(t)});
         ++words[count];
+    }
+}
+
+/// Of an image, see StorePart.
+void store_images(const FormattedRow& row, std::vector<int32_t>& words) {
+    UNSLOTH_CHECK(row.sources.size() == row.images.size(), row.sources.size(), " sources of ", row.images.size());
+    words.push_back(static_cast<int32_t>(row.images.size()));
+    for (std::size_t i = 0; i < row.images.size(); ++i) {
+        const Image& image = row.images[i];
+        const auto& [inlined, data] = row.sources[i];
+        words.insert(words.end(),
+                     {image.first, image.grid_h, image.grid_w, inlined ? 1 : 0, static_cast<int32_t>(data.size())});
+        const std::size_t place = words.size();
+        words.resize(place + (data.size() + sizeof(int32_t) - 1) / sizeof(int32_t));
+        std::memcpy(words.data() + place, data.data(), data.size());
     }
 }
 
@@ -73,6 +89,10 @@ void StorePart::append(const FormattedRow& row, int64_t source_row, int32_t sour
         extend(words, row.options.ids);
         for (const float share : row.options.shares) words.push_back(std::bit_cast<int32_t>(share));
     }
+    if (!row.images.empty()) {
+        record.flags |= RowRecord::given_images;
+        store_images(row, words);
+    }
     records.push_back(record);
 }
 
@@ -95,13 +115,42 @@ Segments Dataset::Store::copy_segments(const RowRecord& row, const int32_t* next
     return segments;
 }
 
-OptionTokens Dataset::Store::copy_options(const RowRecord& row, const int32_t* next) const {
+OptionTokens Dataset::Store::copy_options(const RowRecord& row, const int32_t*& next) const {
     const int64_t behind = words.data() + words.size() - next - 1;
     const int32_t count = *next++;
     if (count < 1 || count > behind / 2) throw damaged(row, "the options of row ");
     OptionTokens options{{next, next + count}, {}};
     for (int32_t i = 0; i < count; ++i) options.shares.push_back(std::bit_cast<float>(next[count + i]));
+    next += int64_t{2} * count;
     return options;
+}
+
+void Dataset::Store::copy_images(const RowRecord& row, const int32_t* next, Sample& sample) const {
+    const int32_t* const end = words.data() + words.size();
+    const auto require = [&](bool holds) {
+        if (!holds) throw damaged(row, "the images of row ");
+    };
+    const int32_t count = *next++;
+    require(count > 0);
+    int64_t last = -1;
+    for (int32_t i = 0; i < count; ++i) {
+        require(end - next >= RowRecord::words_of_image);
+        const Image image{next[0], next[1], next[2], {}};
+        const int32_t inlined = next[3], bytes = next[4];
+        next += RowRecord::words_of_image;
+        require(image.first > last && image.first < row.length && image.grid_h > 0 && image.grid_w > 0 && bytes > 0 &&
+                (bytes - 1) / static_cast<int32_t>(sizeof(int32_t)) < end - next);
+        last = image.first;
+        if (vision) {
+            const int64_t tokens = vision->tokens_of(image);
+            require(tokens > 0 && image.first + tokens <= row.length);
+            last += tokens - 1;
+        }
+        sample.images.push_back(image);
+        sample.sources.push_back(
+            {inlined != 0, {reinterpret_cast<const char*>(next), static_cast<std::size_t>(bytes)}});
+        next += (bytes - 1) / static_cast<int32_t>(sizeof(int32_t)) + 1;
+    }
 }
 
 /// The labels that the runs at `next` give; returns what stands behind them. A file's checksums keep accidents out, but
@@ -148,6 +197,8 @@ Sample Dataset::Store::sample(int64_t i) const {
         next += RowRecord::words_of_segment * row.segments;
     }
     if (row.has(RowRecord::given_options)) sample.options = copy_options(row, next);
+    if (row.has(RowRecord::given_images)) copy_images(row, next, sample);
+    if (vision && vision->three_axes && !sample.images.empty()) sample.axes = axes_of(sample, *vision);
     return sample;
 }
 

@@ -32,16 +32,18 @@ struct RowRecord {
         split = 16,
         desirable = 32,
         given_segments = 64,
-        given_options = 128
+        given_options = 128,
+        given_images = 256
     };
     static constexpr int64_t words_of_segment = 3;
-    static constexpr int piece_shift = 8;  ///< above the flags: the number of the piece of a row that was split
+    static constexpr int64_t words_of_image = 5;
+    static constexpr int piece_shift = 9;  ///< above the flags: the number of the piece of a row that was split
     int64_t piece() const { return flags >> piece_shift; }
     bool has(Flag flag) const { return (flags & flag) != 0; }
     /// After its ids and labels.
     int64_t words_behind_labels() const {
         return (has(given_positions) ? length : 0) + (has(given_segments) ? words_of_segment * segments : 0) +
-               (has(given_options) ? 1 : 0);
+               (has(given_options) ? 1 : 0) + (has(given_images) ? 1 : 0);
     }
 };
 static_assert(sizeof(RowRecord) == 40);
@@ -49,7 +51,9 @@ static_assert(sizeof(RowRecord) == 40);
 /// Rows encoded into words: a row's ids; then its labels unless all tokens are trained: as they are (given_labels), or,
 /// where each is the token's id or ignore_label, the number of trained runs and the [begin, end) of each; then its
 /// positions if they are not 0, 1, 2, ...; then of each segment, if there are several, length, owner and shared tokens;
-/// then of a decision the number of its options' tokens, these, and the bits of their shares.
+/// then of a decision the number of its options' tokens, these, and the bits of their shares; then the number of its
+/// images, and of each first token, rows and columns of patches, whether it is inlined, the bytes of its path or file,
+/// and these, padded to whole words.
 struct StorePart {
     std::vector<int32_t> words;
     std::vector<RowRecord> records;
@@ -73,7 +77,8 @@ struct Dataset::Store {
     // What the spans look at: one of the two. They stand first, for the spans are made from them.
     StorePart part;
     MappedFile file;
-    CacheFileUse use;  ///< of that file
+    CacheFileUse use;                               ///< of that file
+    std::shared_ptr<const VisionRows> vision = {};  ///< null: no row has images
     std::span<const int32_t> words;
     std::span<const RowRecord> records;
 
@@ -81,7 +86,8 @@ struct Dataset::Store {
     Error damaged(const RowRecord& row, const char* what) const;
     const int32_t* copy_runs(const RowRecord& row, const int32_t* next, Sample& sample) const;
     Segments copy_segments(const RowRecord& row, const int32_t* next) const;
-    OptionTokens copy_options(const RowRecord& row, const int32_t* next) const;
+    OptionTokens copy_options(const RowRecord& row, const int32_t*& next) const;
+    void copy_images(const RowRecord& row, const int32_t* next, Sample& sample) const;
 };
 
 }  // namespace unsloth::data

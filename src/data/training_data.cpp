@@ -20,6 +20,18 @@ std::vector<config::DataSource> complete(std::vector<config::DataSource> sources
     return sources;
 }
 
+void warn_of_shared_rows(const Dataset& eval, const Dataset& train, const std::vector<config::DataSource>& sources) {
+    const auto [shared, rows] = eval.shared_with(train);
+    if (shared == 0) return;
+    std::string names;
+    for (const config::DataSource& source : sources)
+        names += cat(" ", source.path, source.split.empty() ? "" : ", ", source.split);
+    log::warning(
+        "data.eval_file", sources.size() > 1 ? "s" : "", names, " holds the training rows",
+        shared < rows ? cat(" in ", shared, " of its ", rows, " rows") : "",
+        ": the evaluation says how well they are remembered, not what was learnt; data.val_size holds rows out");
+}
+
 void refuse_augmented(const DatasetStats& stats) {
     if (stats.augmented_rows == 0) return;
     throw Error("data.held-out-copies",
@@ -61,6 +73,8 @@ DatasetOptions dataset_options(const config::Config& config, const ModelLimits& 
     options.max_prompt_length = config.preference.max_prompt_length;
     options.truncation_mode = config.preference.truncation_mode;
     options.bos_id = limits.bos_id;
+    if (!limits.folder.empty()) options.vision = read_vision_rows(limits.folder);
+    options.image_root = config.data.image_root;
     return options;
 }
 
@@ -140,10 +154,7 @@ TrainingData load_training_data(const config::Config& config, const ModelLimits&
     const std::vector<config::DataSource> evaluated = evaluation_sources(data);
     if (!evaluated.empty()) {
         result.eval = load(evaluated);
-        if (choices.log_warnings && result.eval->fingerprint() == result.train.fingerprint())
-            log::warning("data.eval_file ", evaluated.front().path,
-                         " holds the training rows: the evaluation says how well they are remembered, not what was "
-                         "learnt; data.val_size holds rows out");
+        if (choices.log_warnings) warn_of_shared_rows(*result.eval, result.train, evaluated);
         if (set_aside) std::tie(*result.eval, result.masked_eval) = Dataset(*result.eval).by_targets();
     } else if (data.val_size != 0) {
         refuse_augmented(result.train.stats());

@@ -5,6 +5,7 @@
 
 #include "formats/families/family.h"
 #include "formats/json.h"
+#include "formats/rope_config.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
 #include "unsloth/formats/folder_contents.h"
@@ -12,18 +13,17 @@
 namespace unsloth::formats {
 namespace {
 
-constexpr const char* original_length_key = "original_max_position_embeddings";  // in the rope's object, or beside it
-
 /// Of a model with several parts: its text_config, with what the whole one's config.json says for all parts.
 OrderedJson text_config_of(const JsonReader& config, const Whole& whole) {
     for (const std::string& name : config.strings("architectures"))
         if (name != whole.class_name)
             throw Error("model.unsupported", cat(config["architectures"].where(), ": '", name,
                                                  "' is not supported; expected ", whole.class_name));
-    if (!config.object("text_config")) config["text_config"].refuse("an object");
-    OrderedJson text = config["text_config"].value();
-    text.erase("architectures");
-    if (!text.contains("model_type")) text["model_type"] = whole.text_type;
+    const bool flat = whole.flat && !config.has("text_config");
+    if (!flat && !config.object("text_config")) config["text_config"].refuse("an object");
+    OrderedJson text = flat ? config.value() : config["text_config"].value();
+    for (const char* const key : {"architectures", "vision_config"}) text.erase(key);
+    if (flat || !text.contains("model_type")) text["model_type"] = whole.text_type;
     text["tie_word_embeddings"] = config.boolean("tie_word_embeddings").value_or(whole.tied);
     for (const char* const key : {"bos_token_id", "eos_token_id", "pad_token_id"})
         if (config.has(key)) text[key] = config[key].value();
@@ -96,106 +96,6 @@ void read_structure(const JsonReader& config, spec::ModelSpec& spec) {
         spec.linears = {spec::Projection::qkv, spec::Projection::o, spec::Projection::gate_up, spec::Projection::down};
 }
 
-spec::RopeSpec::Type rope_type(const JsonReader& rope, const Family& family) {
-    auto name = rope.string("rope_type");
-    if (!name) name = rope.string("type");
-    if (family.longrope_by_old_names && name && (*name == "su" || *name == "yarn"))
-        return spec::RopeSpec::Type::longrope;
-    if (!name || *name == "default") return spec::RopeSpec::Type::standard;
-    if (*name == "linear") return spec::RopeSpec::Type::linear;
-    if (*name == "dynamic") return spec::RopeSpec::Type::dynamic;
-    if (*name == "yarn") return spec::RopeSpec::Type::yarn;
-    if (*name == "llama3") return spec::RopeSpec::Type::llama3;
-    if (*name == "longrope") return spec::RopeSpec::Type::longrope;
-    throw Error("model.unsupported", cat(rope["rope_type"].where(), ": '", *name, "' is not supported"),
-                "Supported are default, linear, dynamic, yarn, llama3 and longrope.");
-}
-
-/// In config.json itself, or in a rope's object.
-void read_rotated_share(const JsonReader& reader, const Family& family, spec::RopeSpec& rope) {
-    const auto share = reader.number("partial_rotary_factor");
-    if (!share) return;
-    if (!family.partial_rotation && *share != 1.0)
-        reader["partial_rotary_factor"].refuse("1 (rotation of whole heads)");
-    if (!(*share > 0.0 && *share <= 1.0)) reader["partial_rotary_factor"].refuse("more than 0, at most 1");
-    rope.rotated_share = *share;
-}
-
-std::vector<double> read_factors(const JsonReader& rope, const char* key, int64_t count) {
-    const OrderedJson& values = rope[key].value();
-    if (!values.is_array() || static_cast<int64_t>(values.size()) != count)
-        rope[key].refuse(cat("a list of ", count, " numbers, one for each pair of a head's values"));
-    std::vector<double> factors;
-    for (const auto& value : values) {
-        if (!value.is_number() || !(value.get<double>() > 0)) rope[key].refuse("numbers above 0");
-        factors.push_back(value.get<double>());
-    }
-    return factors;
-}
-
-/// `original_length`: what the config says beside the object, which wins in types that are of an original length.
-void read_rope_options(const JsonReader& rope, const spec::ModelSpec& spec, spec::RopeSpec& out,
-                       std::optional<int64_t> original_length = std::nullopt) {
-    using Type = spec::RopeSpec::Type;
-    const Family& family = family_of(spec);
-    out.type = rope_type(rope, family);
-    read_rotated_share(rope, family, out);
-    if (family.query_beta) out.query_beta = rope.number("llama_4_scaling_beta").value_or(out.query_beta);
-    if (const auto theta = rope.number("rope_theta")) out.theta = *theta;
-    if (out.type == Type::standard) return;
-    out.original_max_position_embeddings = rope.integer(original_length_key).value_or(0);
-    const bool by_ratio = out.type == Type::yarn || out.type == Type::longrope;
-    if (original_length && (by_ratio || out.type == Type::llama3))
-        out.original_max_position_embeddings = *original_length;
-    if (by_ratio && !rope.has("factor") && out.original_max_position_embeddings > 0) {
-        out.factor = static_cast<double>(spec.max_position_embeddings) /
-                     static_cast<double>(out.original_max_position_embeddings);
-    } else {
-        out.factor = rope["factor"].number();
-    }
-    if (out.type == spec::RopeSpec::Type::llama3) {
-        out.low_freq_factor = rope["low_freq_factor"].number();
-        out.high_freq_factor = rope["high_freq_factor"].number();
-    } else if (out.type == spec::RopeSpec::Type::yarn) {
-        out.attention_factor = rope.number("attention_factor");
-        out.mscale = rope.number("mscale");
-        out.mscale_all_dim = rope.number("mscale_all_dim");
-        out.beta_fast = rope.number("beta_fast").value_or(32.0);
-        out.beta_slow = rope.number("beta_slow").value_or(1.0);
-        out.truncate = rope.boolean("truncate").value_or(true);
-    } else if (out.type == spec::RopeSpec::Type::longrope) {
-        out.attention_factor = rope.number("attention_factor");
-        out.short_factor = read_factors(rope, "short_factor", spec.rotary_dim(out) / 2);
-        out.long_factor = read_factors(rope, "long_factor", spec.rotary_dim(out) / 2);
-    }
-}
-
-/// transformers 5 holds all in rope_parameters; 4.x has rope_theta and rope_scaling. Where a file has both forms,
-/// rope_scaling wins unless it is empty, and of the other form nothing is read, as in transformers 5.
-void read_rope(const JsonReader& config, spec::ModelSpec& spec) {
-    const Family& family = family_of(spec);
-    read_rotated_share(config, family, spec.ropes.front());
-    spec.ropes.front().theta = config.number("rope_theta").value_or(10000.0);
-    if (family.ropes_by_layer_type) {
-        spec.ropes.emplace_back();
-        spec.ropes.back().theta = config.number("rope_local_base_freq").value_or(spec.ropes.front().theta);
-    }
-    for (const char* const key : {"rope_scaling", "rope_parameters"}) {
-        const auto rope = config.object(key);
-        if (!rope || rope->value().empty()) continue;
-        if (family.ropes_by_layer_type && rope->has("full_attention")) {
-            read_rope_options((*rope)["full_attention"], spec, spec.ropes.front());
-            read_rope_options((*rope)["sliding_attention"], spec, spec.ropes.back());
-            return;
-        }
-        for (const auto& item : rope->value().items())
-            if (item.value().is_object())
-                (*rope)[item.key()].refuse("a number (parameters per layer type are not supported)");
-        read_rope_options(*rope, spec, spec.ropes.front(), config.integer(original_length_key));
-        return;
-    }
-}
-
 void read_layers(const JsonReader& config, spec::ModelSpec& spec) {
     spec.layers.assign(static_cast<std::size_t>(spec.num_layers), {});
     if (config.integer("sliding_window").value_or(1) < 1) config["sliding_window"].refuse("a positive integer or null");
@@ -258,7 +158,11 @@ void set_rope_scaling(spec::ModelSpec& spec, const std::string& json_text, const
                     "As in {\"rope_type\": \"linear\", \"factor\": 2.0}.");
     spec::RopeSpec& scaled = spec.ropes.front();
     const spec::RopeSpec before = scaled;
-    scaled = {.theta = before.theta, .rotated_share = before.rotated_share, .query_beta = before.query_beta};
+    scaled = {.theta = before.theta,
+              .rotated_share = before.rotated_share,
+              .query_beta = before.query_beta,
+              .sections = before.sections,
+              .interleaved = before.interleaved};
     read_rope_options(rope, spec, scaled);
     if (scaled.type != spec::RopeSpec::Type::standard && scaled.type != spec::RopeSpec::Type::dynamic) {
         // The model reaches as far as it did, and scaled further in the same way by as much further.
@@ -323,10 +227,13 @@ spec::ModelSpec parse_model_spec(const std::string& json_text, const std::string
     auto json = parse_json<OrderedJson>(json_text, source);
     spec::ModelSpec spec;
     std::string path;
-    const JsonReader file(json, source);
-    if (const Whole* const whole = find_whole(file.string("model_type").value_or(""))) {
+    const OrderedJson all = json;
+    const JsonReader file(all, source);
+    const Whole* const whole = find_whole(file.string("model_type").value_or(""));
+    if (whole != nullptr) {
         spec.part_of = whole->model_type;
-        path = "text_config";
+        spec.part_names = whole->names;
+        path = file.has("text_config") ? "text_config" : "";
         json = text_config_of(file, *whole);
     }
     const JsonReader config(json, source, path);
@@ -349,6 +256,7 @@ spec::ModelSpec parse_model_spec(const std::string& json_text, const std::string
     for (const int64_t id : config.integers("eos_token_id"))
         if (id >= 0) spec.eos_token_ids.push_back(id);
     check_model_spec(spec, source);
+    if (whole != nullptr && whole->read_vision != nullptr) whole->read_vision(file, spec);
     return spec;
 }
 
@@ -357,7 +265,9 @@ spec::ModelSpec read_model_spec(const std::filesystem::path& folder, spec::DType
     std::error_code ignored;
     if (std::filesystem::is_directory(folder, ignored) && !std::filesystem::exists(path, ignored))
         throw missing_in(folder, "config.json", Sought::model, folder.string());
-    return parse_model_spec(read_file(path), path.string(), otherwise);
+    spec::ModelSpec spec = parse_model_spec(read_file(path), path.string(), otherwise);
+    if (spec.vision) read_image_values(folder, *spec.vision);
+    return spec;
 }
 
 std::optional<QuantizationConfig> parse_quantization_config(const std::string& json_text, const std::string& source) {

@@ -33,8 +33,15 @@ Json or_null(const std::optional<Value>& value) {
 
 /// The options of a scaled rope, without theta; null for the standard one.
 Json rope_scaling(const spec::RopeSpec& rope) {
-    if (rope.type == spec::RopeSpec::Type::standard) return nullptr;
-    Json json = {{"rope_type", rope_type_name(rope.type)}, {"factor", rope.factor}};
+    Json json;
+    if (rope.by_axes()) {
+        json["mrope_section"] = rope.sections;
+        if (rope.interleaved) json["mrope_interleaved"] = true;
+        json["rope_type"] = rope_type_name(rope.type);
+    }
+    if (rope.type == spec::RopeSpec::Type::standard) return json;
+    json["rope_type"] = rope_type_name(rope.type);
+    json["factor"] = rope.factor;
     if (rope.original_max_position_embeddings > 0)
         json["original_max_position_embeddings"] = rope.original_max_position_embeddings;
     if (rope.type == spec::RopeSpec::Type::llama3) {
@@ -147,7 +154,8 @@ std::string write_model_config(const spec::ModelSpec& spec, const std::optional<
     check_model_spec(spec, "the model to be written");
     const std::string source = "the original config.json";
     Json whole = original.empty() ? fresh_config() : parse_json<Json>(original, source);
-    Json& config = spec.part_of.empty() ? whole : whole["text_config"];
+    const bool flat = !spec.part_of.empty() && find_whole(spec.part_of)->flat && !whole.contains("text_config");
+    Json& config = spec.part_of.empty() || flat ? whole : whole["text_config"];
     // An original's own spelling of rope and layers says more than a ModelSpec: it stays unless the meaning changed.
     bool keep_rope = false, keep_keys = false;
     if (!original.empty()) {
@@ -168,8 +176,8 @@ std::string write_model_config(const spec::ModelSpec& spec, const std::optional<
         whole["model_type"] = of.model_type;
         whole["tie_word_embeddings"] = spec.tie_word_embeddings;
         write_tokens(spec, whole);
-        config.erase("dtype");
-        config.erase("torch_dtype");
+        if (!flat)
+            for (const char* const key : {"dtype", "torch_dtype"}) config.erase(key);
     }
     const bool new_name = whole.contains("dtype");
     whole[new_name ? "dtype" : "torch_dtype"] = spec::name_of(spec.dtype);

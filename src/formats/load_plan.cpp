@@ -25,16 +25,36 @@ class Resolver {
     ModelTensors resolve() {
         std::vector<TensorSource> sources;
         for (spec::TensorRule& rule : spec::tensor_table(spec_)) sources.push_back(resolve_rule(std::move(rule)));
+        std::vector<TensorSource> vision = resolve_vision();
         find_unknown();
         problems_.throw_if_any(checkpoint_.folder().string(),
                                "The tensors must be those that config.json describes; the folder may mix two models.");
         ModelTensors tensors(std::move(sources));
         tensors.others = std::move(others_);
+        tensors.vision = std::move(vision);
         tensors.rows_of_all_experts = std::move(parts_);
         return tensors;
     }
 
   private:
+    std::vector<TensorSource> resolve_vision() {
+        std::vector<TensorSource> sources;
+        if (!spec_.vision) return sources;
+        const std::vector<spec::VisionTensor> tensors = spec::vision_tensors(*spec_.vision);
+        const bool within = checkpoint_.find(cat("model.visual.", tensors.front().name)) != nullptr;
+        for (const spec::VisionTensor& tensor : tensors) {
+            const bool matrix = tensor.shape.size() == 2 && tensor.name != "pos_embed.weight";
+            sources.push_back(resolve_rule({cat(within ? "model." : "", "visual.", tensor.name),
+                                            matrix ? spec::TensorRole::linear : spec::TensorRole::bias,
+                                            {-1},
+                                            tensor.shape,
+                                            matrix}));
+            std::vector<int64_t>& shape = sources.back().rule.shape;
+            for (; shape.size() > 2; shape.pop_back()) shape[shape.size() - 2] *= shape.back();
+        }
+        return sources;
+    }
+
     TensorSource resolve_rule(spec::TensorRule rule) {
         TensorSource source;
         source.rule = std::move(rule);
@@ -215,12 +235,12 @@ class Resolver {
 
     void find_unknown() {
         for (const std::string& name : checkpoint_.names()) {
+            if (spec::is_of_another_part(spec_, name)) {
+                others_.push_back(&checkpoint_.at(name));
+                if (!spec_.vision || used_.count(name) != 0) continue;
+            }
             if (used_.count(name) != 0 || spec::is_ignorable_tensor(spec_, name)) continue;
             const TensorView& tensor = checkpoint_.at(name);
-            if (spec::is_of_another_part(spec_, name)) {
-                others_.push_back(&tensor);
-                continue;
-            }
             problems_.unknown.add(cat(name, " ", safetensors_name(tensor.dtype), " ", shape_text(tensor.shape)));
         }
     }

@@ -350,6 +350,10 @@ class Writer {
         QuantizationConfig config;
         config.bnb_4bit_compute_dtype = name_of(dtype_);
         if (in_fp4 > in_nf4) config.bnb_4bit_quant_type = "fp4";
+        // The tower is written as it was. Its module's name, and that before 4.52:
+        const auto is_quantised = [](const TensorSource& source) { return source.plain() == nullptr; };
+        if (model_.spec().vision && std::ranges::none_of(model_.base().tensors.vision, is_quantised))
+            plain.insert(plain.end(), {"model.visual", "visual"});
         // A list replaces what it leaves out by itself.
         if (!plain.empty() || !head_is_plain) {
             if (head_is_plain) plain.emplace_back("lm_head");

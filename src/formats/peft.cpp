@@ -9,6 +9,7 @@
 
 #include "formats/json.h"
 #include "formats/peft_experts.h"
+#include "formats/peft_names.h"
 #include "formats/problem_list.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
@@ -387,6 +388,7 @@ Adapter read_adapter(const std::filesystem::path& folder, const spec::ModelSpec&
     SafetensorsFile file(folder / weights_file);
     std::vector<spec::LayerLora> layers;
     std::vector<TensorDecl> expected;
+    take_older_names(file, model);
     join_experts(config, file, model);
     try {
         layers = spec::resolve_lora(config.lora, model);

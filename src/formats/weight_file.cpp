@@ -35,11 +35,15 @@ bool are_equal(const TensorView& a, const TensorView& b) {
 }  // namespace
 
 spec::ModelSpec model_spec_of(const Checkpoint& checkpoint) {
-    const std::string stem(read_model_spec(checkpoint.folder()).stem());
-    const TensorView* const embedding = checkpoint.find(stem + "model.embed_tokens.weight");
-    const TensorView* const head = checkpoint.find(stem + "lm_head.weight");
+    constexpr const char* embeddings = "model.embed_tokens.weight";
+    spec::ModelSpec named = read_model_spec(checkpoint.folder());
+    if (named.part_names == spec::PartNames::within && checkpoint.find(named.stored_name(embeddings)) == nullptr)
+        named.part_names = spec::PartNames::none;  // as transformers before 4.52 wrote them
+    const TensorView* const embedding = checkpoint.find(named.stored_name(embeddings));
+    const TensorView* const head = checkpoint.find(named.stored_name("lm_head.weight"));
     spec::ModelSpec spec = read_model_spec(
         checkpoint.folder(), embedding != nullptr && is_plain(*embedding) ? embedding->dtype : spec::DType::f32);
+    spec.part_names = named.part_names;
     if (!spec.tie_word_embeddings || embedding == nullptr || head == nullptr) return spec;
     spec.tie_word_embeddings = are_equal(*embedding, *head);
     embedding->drop();
@@ -79,7 +83,7 @@ void WeightFile::take_stand_ins(const std::filesystem::path& adapter) {
     for (const TensorView* tensor : {embedding, head}) {
         if (tensor == nullptr) continue;
         const bool is_head = tensor == head && !spec.tie_word_embeddings;
-        tensors.replace(cat(spec.stem(), is_head ? "lm_head.weight" : "model.embed_tokens.weight"), *tensor);
+        tensors.replace(spec.stored_name(is_head ? "lm_head.weight" : "model.embed_tokens.weight"), *tensor);
     }
     log::info(adapter.string(), ": its ", embedding == nullptr ? "lm_head" : "embed_tokens",
               embedding != nullptr && head != nullptr ? " and lm_head stand" : " stands",

@@ -62,4 +62,11 @@ std::optional<Repository> parse_repository(Kind kind, const std::string& text) {
     return found;
 }
 
+std::string folder_of_configuration(const std::string& path, const std::string& configuration) {
+    if (configuration.empty()) return path;
+    const bool local = std::filesystem::exists(path) || path.starts_with(scheme);
+    const bool of_hub = !local && parse_repository(Kind::dataset, path);
+    return (of_hub ? "hf://datasets/" : "") + path + (path.ends_with('/') ? "" : "/") + configuration;
+}
+
 }  // namespace unsloth::hub

@@ -8,6 +8,7 @@
 #include "unsloth/config/validate.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/text.h"
+#include "unsloth/hub/hub.h"
 
 namespace unsloth::import {
 namespace {
@@ -232,12 +233,6 @@ ImportedConfig Importer::finish(std::string program) {
     return std::move(result_);
 }
 
-std::string hub_folder(const ImportedSource& source) {
-    if (source.config_name.empty()) return source.path;
-    const bool local = std::filesystem::exists(source.path) || source.path.starts_with("hf://");
-    return cat(local ? "" : "hf://datasets/", source.path, "/", source.config_name);
-}
-
 void set_sources(Importer& importer, const std::string& key, const std::vector<ImportedSource>& sources) {
     static const std::vector<std::pair<DataFormat, const char*>> names = {
         {DataFormat::tokenized, "tokenized"},
@@ -308,7 +303,7 @@ bool set_evaluation_sources(Importer& importer, const std::string& key, const st
         std::string name;
         for (const char letter : given) name += std::isalnum(static_cast<unsigned char>(letter)) ? letter : '_';
         while (name.empty() || files.contains(name)) name += '_';
-        files[name] = hub_folder(source);
+        files[name] = hub::folder_of_configuration(source.path, source.config_name);
     }
     if (files.size() == 1) importer.set(key, "data.eval_file", files.front());
     if (files.size() > 1) importer.set(key, "data.eval_files", files);

@@ -84,9 +84,6 @@ struct ImportedSource {
     std::string config_name;        ///< of a hub's data set; empty: none
 };
 
-/// The path with the folder of the configuration, as hf://datasets/ORG/NAME/FOLDER where it is of the hub.
-std::string hub_folder(const ImportedSource& source);
-
 /// Writes train_file, or datasets where one file does not say it.
 void set_sources(Importer& importer, const std::string& key, const std::vector<ImportedSource>& sources);
 

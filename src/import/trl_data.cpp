@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "unsloth/core/error.h"
+#include "unsloth/hub/hub.h"
 
 namespace unsloth::import {
 namespace {
@@ -178,7 +179,8 @@ void import_trl_data(Importer& importer) {
     if (tests) {
         const ImportedSource& source = data.sources.front();
         if (importer.config().data.train_file.empty() || !source.config_name.empty())
-            importer.set("dataset_name", "data.eval_file", hub_folder(source));
+            importer.set("dataset_name", "data.eval_file",
+                         hub::folder_of_configuration(source.path, source.config_name));
         importer.set("dataset_test_split", "data.eval_split", data.test_split);
     }
     import_evaluation(importer, "no", held_out || tests);

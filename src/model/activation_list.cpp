@@ -41,6 +41,7 @@ std::vector<Buffer> ActivationList::buffers(const std::vector<Alike>& layers, Ac
     to.objective.resize(sizes_.objective.buffers.size());
     if (stage.last()) head(to.head, to.objective);
     tokens(to.tokens, to.objective);
+    if (sizes_.patches > 0) vision(spec_.vision.value(), to.vision);
     return std::move(buffers_);
 }
 
@@ -73,6 +74,8 @@ std::vector<Alike> ActivationList::kinds_of_layers() const {
 }
 
 void ActivationList::add(Buffer buffer, at::Tensor& tensor) {
+    // With others in flight, what they keep is there while the tower sees this one's images.
+    if (sizes_.patches > 0 && buffer.own && run_.in_flight > 1) buffer.phases |= memory::tower;
     if (buffer.name.of == Name::Of::layer) {
         buffer.alike = alike_;
     } else {
@@ -316,6 +319,8 @@ void ActivationList::tokens(TokenBuffers& b, std::vector<at::Tensor>& objective)
         ints("rows", t, b.row_T, Rows::tokens);
         ints("offsets", t, b.offset_T, Rows::tokens);
     }
+    const auto by_axes = [](const spec::RopeSpec& rope) { return rope.by_axes(); };
+    if (std::ranges::any_of(spec_.ropes, by_axes)) ints("positions on axes", 3 * t, b.axes);
     if (sizes_.noise) own({"tokens", "noise", {t}, at::kFloat, memory::always, Rows::tokens}, b.noise_T);
     ints("target index", sizes_.head_rows, b.target_index_n);
     ints("target ids", sizes_.head_rows, b.target_ids_n);
@@ -346,6 +351,7 @@ void ActivationList::tokens(TokenBuffers& b, std::vector<at::Tensor>& objective)
         };
         const int64_t pairs = spec_.rotary_dim(spec_.ropes[i]) / 2;
         of_rope("inverse frequencies", {pairs}, Rows::fixed, b.ropes[i].inv_freq_p);
+        if (spec_.ropes[i].by_axes()) ints("axes of frequencies", pairs, b.ropes[i].axis_p);
         of_rope("cos", {t, pairs}, Rows::tokens, b.ropes[i].cos_Tp);
         of_rope("sin", {t, pairs}, Rows::tokens, b.ropes[i].sin_Tp);
         if (spec_.ropes[i].query_beta == 0.0) continue;

@@ -120,6 +120,8 @@ class ActivationList {
 
     void tokens(TokenBuffers& b, std::vector<at::Tensor>& objective);
 
+    void vision(const spec::VisionSpec& tower, VisionBuffers& b);
+
     void cache(int64_t layer, ops::KvCache& of);
 
     const spec::ModelSpec& spec_;

@@ -206,6 +206,8 @@ ModelParts ModelPlan::load(ops::Context& ctx, const weights::LoadShare& share) c
         parts.copies =
             weights::Parameters::copies(*own_table_, request_.optim, request_.sharding, parts.host_memory.get());
     network.embedding_and_head = parts_.base->load_embedding_and_head(ctx, base_memory, trained, shared);
+    if (sees_images())
+        network.vision = weights::VisionWeights::load(*spec().vision, request_.dtype, file_->tensors.vision, arena);
     parts.step_memory = std::make_unique<memory::Arena>(step(), request_.device);
     for (int64_t micro = 0; micro < request_.run.in_flight; ++micro)
         parts.activations.push_back(std::make_unique<Activations>(own_, layout_, request_.sizes, request_.run,

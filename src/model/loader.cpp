@@ -7,6 +7,7 @@
 #include "unsloth/core/hash.h"
 #include "unsloth/core/text.h"
 #include "unsloth/ops/experts.h"
+#include "unsloth/ops/vision.h"
 
 namespace unsloth::model {
 namespace {
@@ -129,6 +130,7 @@ void ModelPlan::read_trained() {
 
 /// Of that, and of the model, what is this rank's.
 void ModelPlan::plan_rank() {
+    if (sees_images()) require_images();
     request_.sharding.dtype = request_.dtype;
     request_.sharding.host_is_far = request_.device.is_cuda();
     own_ = spec::slice(spec(), request_.tp.place());
@@ -149,6 +151,22 @@ void ModelPlan::plan_rank() {
     parts_.of_base = bytes_of(*parts_.base);
     complete_sizes();
     set_run(request_.run);
+}
+
+void ModelPlan::require_images() const {
+    if (!spec().vision)
+        throw Error("model.unsupported",
+                    cat(file_->checkpoint.folder().string(), ": rows have images, and ",
+                        spec().part_of.empty() ? spec().model_type : spec().part_of,
+                        " is not a model whose tower this program runs"),
+                    "Take a model of Qwen2.5-VL or Qwen3-VL, or rows of texts.");
+    const std::pair<const char*, bool> ways[] = {{"distributed.tp_size", !request_.tp.alone()},
+                                                 {"distributed.cp_size", !request_.cp.alone()},
+                                                 {"distributed.pp_size", !request_.pp.alone()}};
+    for (const auto& [option, shared] : ways)
+        if (shared)
+            throw Error("parallel.unsupported", cat(option, " does not go with rows that have images"),
+                        "Leave it out: each rank then has the whole model and rows of its own.");
 }
 
 /// What this rank trains, and how low gradients go.
@@ -186,6 +204,7 @@ void ModelPlan::set_run(spec::RunPlan run) {
 }
 
 void ModelPlan::set_sizes(const ActivationSizes& sizes) {
+    UNSLOTH_CHECK((sizes.patches > 0) == sees_images(), "images are planned for, or are not, from the start");
     request_.sizes = sizes;
     complete_sizes();
     set_run(std::move(request_.run));
@@ -255,6 +274,7 @@ void ModelPlan::submit_trained(memory::Plan& resident) const {
     if (own_table_)
         weights::Parameters::plan(*own_table_, request_.optim, request_.trains, request_.sharding, resident);
     if (stack_) stack_->plan(layout_, resident);
+    if (sees_images()) weights::VisionWeights::plan(*spec().vision, request_.dtype, resident);
     if (request_.trains && spec().experts)
         resident.add("workspace", Network::router_ends_name,
                      spec().num_layers * (1 + spec().experts->count) * static_cast<int64_t>(sizeof(int32_t)));
@@ -350,7 +370,11 @@ void ModelPlan::complete_sizes() {
 }
 
 int64_t ModelPlan::beside_arenas() const {
-    return memory::beside_arenas_bytes + (spec().experts ? ops::grouped_library_bytes(request_.device) : 0);
+    int64_t bytes = memory::beside_arenas_bytes + (spec().experts ? ops::grouped_library_bytes(request_.device) : 0);
+    if (sees_images())
+        bytes += ops::full_attention_library_bytes(request_.device, request_.dtype, request_.sizes.patches,
+                                                   spec().vision->num_heads, spec().vision->head_dim());
+    return bytes;
 }
 
 int64_t ModelPlan::recorded_bytes(const Parts& parts, const spec::RunPlan& run) const {
@@ -362,37 +386,6 @@ int64_t ModelPlan::recorded_bytes(const Parts& parts, const spec::RunPlan& run) 
     const int64_t passes = 2 * static_cast<int64_t>(recorded_shapes) * run.in_flight +
                            (rollouts ? static_cast<int64_t>(recorded_decode_shapes) : 0);
     return spec().num_layers * (of_layer + decoding + passes * launches * recorded_expansion_bytes);
-}
-
-std::map<std::string, int64_t> ModelPlan::groups() const {
-    std::map<std::string, int64_t> groups;
-    std::vector<memory::Plan> parts = {resident(), peer(), step()};
-    if (request_.device.is_cpu()) parts.insert(parts.end(), {host(), common()});
-    for (const memory::Plan& part : parts)
-        for (const memory::Entry& entry : part.entries()) groups[entry.group] += entry.bytes;
-    groups["recorded passes"] = recorded_bytes();
-    std::erase_if(groups, [](const auto& group) { return group.second == 0; });
-    return groups;
-}
-
-std::string ModelPlan::table_text() const {
-    const int64_t there = need().there;
-    const memory::Plan own = host(), common = this->common(), peers = peer();
-    const std::string held = there > 0 ? cat(" (", human_bytes(there), " of it are there)") : "";
-    const std::string host =
-        cat(own.entries().empty() ? "" : cat("\nin host memory\n", own.table()),
-            common.entries().empty()
-                ? ""
-                : cat("\nin host memory, once for all processes with this base", held, "\n", common.table()));
-    const std::string not_planned =
-        request_.device.is_cpu() ? ""
-                                 : cat("\nscalars, and what the allocator rounds up ", human_bytes(beside_arenas()));
-    const std::string recorded =
-        recorded_bytes() > 0 ? cat("\nrecorded passes (CUDA graphs), estimated ", human_bytes(recorded_bytes())) : "";
-    const std::string peer =
-        peers.entries().empty() ? "" : cat("\nresident, for all ranks of the machine\n", peers.table());
-    return cat("resident\n", resident().table(), peer, "\nper step\n", step().table(), host, not_planned, recorded,
-               "\nin all ", human_bytes(total_bytes()));
 }
 
 }  // namespace unsloth::model

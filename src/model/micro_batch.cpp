@@ -4,31 +4,14 @@
 #include <algorithm>
 #include <cmath>
 
+#include "model/copy_values.h"
 #include "unsloth/core/error.h"
+#include "unsloth/model/vision_tower.h"
 #include "unsloth/ops/profiler.h"
 #include "unsloth/ops/rope.h"
 
 namespace unsloth::model {
 namespace {
-
-/// A host vector into the first elements of a device tensor, without waiting: the pinned copy lives until the device
-/// has read it (LibTorch's pinned allocator keeps it).
-template <class Value>
-void copy_values(const std::vector<Value>& from, const at::Tensor& to) {
-    const auto count = static_cast<int64_t>(from.size());
-    UNSLOTH_CHECK(count <= to.numel(), count, " values for ", to.numel());
-    if (count == 0) return;
-    const at::Tensor source =
-        at::from_blob(const_cast<Value*>(from.data()), {count}, c10::CppTypeToScalarType<Value>::value);
-    const at::Tensor target = to.narrow(0, 0, count);
-    if (to.is_cpu()) {
-        target.copy_(source);
-    } else {
-        at::Tensor pinned = at::empty({count}, at::TensorOptions(source.scalar_type()).pinned_memory(true));
-        pinned.copy_(source);
-        target.copy_(pinned, /*non_blocking=*/true);
-    }
-}
 
 /// Of each of `tokens` tokens the up to `each` places where `index` names it, or -1.
 std::vector<int32_t> places_of(const std::vector<int32_t>& index, int64_t tokens, int64_t each) {
@@ -67,6 +50,7 @@ void MicroBatch::upload(const data::Batch& batch) {
     copy_values(batch.target_index, tokens.target_index_n);
     copy_values(batch.target_ids, tokens.target_ids_n);
     copy_values(batch.segments, tokens.q_offsets);
+    take_images(batch);
     inputs_ = {};
     ops::Segments& segments = inputs_.segments;
     segments.q_offsets = segments.k_offsets = batch.segments;
@@ -86,6 +70,22 @@ void MicroBatch::upload(const data::Batch& batch) {
         copy_values(places_of(batch.target_index, tokens_, activations_->sizes().copies), tokens.target_places);
     make_rope_tables(batch, batch.context ? batch.context->last_position
                                           : *std::max_element(batch.positions_T.begin(), batch.positions_T.end()));
+}
+
+/// Their pixels stay on the host until the tower sees them.
+void MicroBatch::take_images(const data::Batch& batch) {
+    images_ = batch.images;
+    if (images_.empty()) return;
+    const ActivationSizes& sizes = activations_->sizes();
+    UNSLOTH_CHECK(sizes.patches > 0, images_.size(), " images were not planned for");
+    const ImagePlace last = image_places(spec_.vision.value(), images_).back();
+    UNSLOTH_CHECK(last.feature + last.count <= sizes.image_tokens, last.feature + last.count, " image tokens of ",
+                  sizes.image_tokens, " planned");
+    UNSLOTH_CHECK(last.token + last.count <= batch.tokens(), "an image of ", last.count, " tokens at ", last.token,
+                  " of ", batch.tokens());
+    for (const data::Image& image : images_)
+        UNSLOTH_CHECK(image.patches() <= sizes.patches, "an image of ", image.patches(), " patches, planned for ",
+                      sizes.patches);
 }
 
 /// Where segments share tokens, what a segment attends over lies together in copies of their keys and values.
@@ -123,6 +123,11 @@ void MicroBatch::upload_keys(const std::vector<int32_t>& keys, const std::vector
 void MicroBatch::make_rope_tables(const data::Batch& batch, int64_t longest_position) {
     const TokenBuffers& tokens = activations_->tokens();
     ropes_.resize(spec_.ropes.size());
+    if (!batch.axes_T3.empty()) {
+        UNSLOTH_CHECK(tokens.axes.defined() && static_cast<int64_t>(batch.axes_T3.size()) == 3 * tokens_,
+                      batch.axes_T3.size(), " positions on three axes of ", tokens_, " tokens");
+        copy_values(batch.axes_T3, tokens.axes);
+    }
     for (std::size_t i = 0; i < ropes_.size(); ++i) {
         const RopeTable& table = tokens.ropes[i];
         // Keys in a cache stay as they were turned: a sequence must not change its factors while it grows.
@@ -133,9 +138,14 @@ void MicroBatch::make_rope_tables(const data::Batch& batch, int64_t longest_posi
         if (ropes_[i].length != length) {
             const spec::RopeFrequencies frequencies = spec::rope_frequencies(spec_, longest, i);
             copy_values(frequencies.inv_freq, table.inv_freq_p);
+            if (table.axis_p.defined()) copy_values(spec::rope_axes(spec_, spec_.ropes[i]), table.axis_p);
             ropes_[i] = {frequencies.attention_scaling, length};
         }
-        ops::rope_table(ctx_, tokens.positions_T, table.inv_freq_p, ropes_[i].scaling, table.cos_Tp, table.sin_Tp);
+        if (batch.axes_T3.empty())  // a text's positions are the same on all axes
+            ops::rope_table(ctx_, tokens.positions_T, table.inv_freq_p, ropes_[i].scaling, table.cos_Tp, table.sin_Tp);
+        else
+            ops::rope_table(ctx_, tokens.axes.narrow(0, 0, 3 * tokens_).view({tokens_, 3}), table.inv_freq_p,
+                            ropes_[i].scaling, table.cos_Tp, table.sin_Tp, table.axis_p);
         if (!table.query_T.defined()) continue;
         std::vector<float> multipliers(static_cast<std::size_t>(tokens_), 1.0F);
         for (std::size_t t = 0; t < batch.positions_T.size(); ++t)

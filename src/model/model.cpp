@@ -150,7 +150,10 @@ void Model::choose_recording(const Itinerary& actions, std::size_t first, std::s
     std::vector<const MicroBatch*> in_flight;
     for (std::size_t i = first; i < end && actions[i].layer == actions[first].layer; ++i)
         if (pass.has(actions[i])) in_flight.push_back(micro_batches_[place_of(actions[i].micro)].get());
-    in_flight.empty() ? recorded.choose_none() : recorded.choose(ctx_, in_flight);
+    // A recording would have the places of one micro-batch's images.
+    const bool adds = spec().vision && !spec().vision->deepstack.empty() &&
+                      std::ranges::any_of(in_flight, [](const MicroBatch* micro) { return !micro->images().empty(); });
+    in_flight.empty() || adds ? recorded.choose_none() : recorded.choose(ctx_, in_flight);
 }
 
 /// A micro-batch takes its place.
@@ -232,10 +235,12 @@ void Model::act(const Action& action, const Pass& pass) {
     if (forward && pass.purpose == Pass::For::scoring && !left_out.empty() &&
         left_out.at(static_cast<std::size_t>(layer))) {
         ops::copy_2d(ctx_, a.layer(layer).x_tD, a.output_of(layer));
+        add_image_features(network, micro, layer);
     } else if (forward) {
         layer_forward(layer_context(layer, micro, pass.scope), w, a.layer(layer), a.output_of(layer));
         if (pass.trains() && spec().has_experts(layer))
             network.router_ends_LE[layer].narrow(0, 1, spec().experts->count).add_(a.layer(layer).experts.ends_E);
+        add_image_features(network, micro, layer);
         if (offload != nullptr) offload->after_forward(layer);
         if (on_module) on_module(cat("model.layers.", layer), a.output_of(layer));
     } else {

@@ -15,8 +15,9 @@ namespace unsloth::ops {
 namespace {
 
 void table_cpu(const at::Tensor& positions_T, const at::Tensor& inv_freq_p, float scaling, const at::Tensor& cos_Tp,
-               const at::Tensor& sin_Tp) {
-    const int64_t pairs = inv_freq_p.size(0);
+               const at::Tensor& sin_Tp, const at::Tensor& axis_p) {
+    const int64_t pairs = inv_freq_p.size(0), axes = axis_p.defined() ? positions_T.size(1) : 1;
+    const int32_t* const axis = axis_p.defined() ? axis_p.const_data_ptr<int32_t>() : nullptr;
     const int32_t* positions = positions_T.const_data_ptr<int32_t>();
     const float* inv_freq = inv_freq_p.const_data_ptr<float>();
     float* cos = cos_Tp.mutable_data_ptr<float>();
@@ -24,7 +25,8 @@ void table_cpu(const at::Tensor& positions_T, const at::Tensor& inv_freq_p, floa
     at::parallel_for(0, positions_T.size(0), cpu::grain_size(16 * pairs), [&](int64_t begin, int64_t end) {
         for (int64_t token = begin; token < end; ++token) {
             for (int64_t pair = 0; pair < pairs; ++pair) {
-                const float angle = static_cast<float>(positions[token]) * inv_freq[pair];
+                const int32_t position = positions[token * axes + (axis != nullptr ? axis[pair] : 0)];
+                const float angle = static_cast<float>(position) * inv_freq[pair];
                 cos[token * pairs + pair] = std::cos(angle) * scaling;
                 sin[token * pairs + pair] = std::sin(angle) * scaling;
             }
@@ -56,16 +58,22 @@ void apply_cpu(const at::Tensor& x_THd, const at::Tensor& cos_Tp, const at::Tens
 }  // namespace
 
 void rope_table(Context& ctx, const at::Tensor& positions_T, const at::Tensor& inv_freq_p, double attention_scaling,
-                const at::Tensor& cos_Tp, const at::Tensor& sin_Tp) {
+                const at::Tensor& cos_Tp, const at::Tensor& sin_Tp, const at::Tensor& axis_p) {
     const Region region(ctx, "rope_table");
-    const int64_t tokens = positions_T.numel();
+    const int64_t tokens = positions_T.size(0);
     const int64_t pairs = inv_freq_p.numel();
-    check_contiguous(ctx, "positions", positions_T, {tokens}, at::kInt);
+    const int64_t axes = axis_p.defined() && positions_T.dim() == 2 ? positions_T.size(1) : 1;
+    if (axis_p.defined()) {
+        check_contiguous(ctx, "positions", positions_T, {tokens, axes}, at::kInt);
+        check_contiguous(ctx, "axes", axis_p, {pairs}, at::kInt);
+    } else {
+        check_contiguous(ctx, "positions", positions_T, {tokens}, at::kInt);
+    }
     check_contiguous(ctx, "inv_freq", inv_freq_p, {pairs}, at::kFloat);
     check_contiguous(ctx, "cos", cos_Tp, {tokens, pairs}, at::kFloat);
     check_contiguous(ctx, "sin", sin_Tp, {tokens, pairs}, at::kFloat);
     const auto scaling = static_cast<float>(attention_scaling);
-    if (!ctx.is_cuda()) return table_cpu(positions_T, inv_freq_p, scaling, cos_Tp, sin_Tp);
+    if (!ctx.is_cuda()) return table_cpu(positions_T, inv_freq_p, scaling, cos_Tp, sin_Tp, axis_p);
 #ifdef UNSLOTH_CUDA
     kernels::RopeTable params;
     params.tokens = tokens;
@@ -73,6 +81,8 @@ void rope_table(Context& ctx, const at::Tensor& positions_T, const at::Tensor& i
     params.positions = positions_T.const_data_ptr<int32_t>();
     params.inv_freq = inv_freq_p.const_data_ptr<float>();
     params.scaling = scaling;
+    params.axes = axes;
+    if (axis_p.defined()) params.axis = axis_p.const_data_ptr<int32_t>();
     params.cos = cos_Tp.mutable_data_ptr<float>();
     params.sin = sin_Tp.mutable_data_ptr<float>();
     kernels::rope_table(params, static_cast<cudaStream_t>(ctx.stream()));

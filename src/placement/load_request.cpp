@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "unsloth/config/auto_values.h"
 #include "unsloth/config/device_map.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/log.h"
@@ -62,6 +63,9 @@ spec::LoraSpec lora_spec(const config::LoadedConfig& loaded) {
     const config::LoraOptions& options = loaded.config.lora;
     spec::LoraSpec lora;
     lora.usual_targets = !loaded.is_given("lora.target_modules");
+    if (options.r == config::auto_rank)
+        throw Error("option.missing", "lora.r auto follows from a run's rows, and there are none here",
+                    "Give a number, such as --lora.r 16.");
     lora.r = options.r;
     lora.lora_alpha = options.lora_alpha;
     lora.lora_dropout = options.lora_dropout;
@@ -137,6 +141,8 @@ void size_for(model::ActivationSizes& sizes, const data::BatchLimits& limits) {
     sizes.longest = limits.longest;
     sizes.copies = limits.copies;
     sizes.head_rows = limits.labels;
+    sizes.patches = limits.patches;
+    sizes.image_tokens = limits.patches > 0 ? limits.tokens : 0;
 }
 
 int64_t head_chunk_rows(const spec::ModelSpec& spec, at::ScalarType dtype, int64_t rows) {

@@ -68,8 +68,9 @@ class Choice {
         } else if (config.hardware.weight_cache != config::WeightCache::automatic) {
             caches_ = {config.hardware.weight_cache == config::WeightCache::on};
         }
-        if (trains && plan.request().device.is_cuda() && !plan.spec().experts)
-            tiles_ = row_tiles(plan.request().sizes.tokens);
+        // Products of a training run on the CPU have all rows. Rows of generation are few, or pieces already.
+        const bool tiles = trains ? plan.request().device.is_cuda() : plan.request().sizes.cache_tokens == 0;
+        if (tiles && !plan.spec().experts) tiles_ = row_tiles(plan.request().sizes.tokens);
         common_ = plan.request().run;
         common_.inputs_in_fp8 = trains && config.training.keep_inputs_in == config::KeptInputs::fp8;
         if (common_.inputs_in_fp8) require_codes();

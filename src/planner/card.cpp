@@ -61,12 +61,34 @@ const std::vector<Card>& built_in_cards() {
     return cards;
 }
 
+/// Other chips and memory than the card of that number has.
+bool is_laptop(const std::string& name) {
+    static const std::regex words("laptop|mobile|max-q", std::regex::icase);
+    return std::regex_search(name, words);
+}
+
+/// Whether the number at the end of `own` stands in the name as a whole: A1000 does not have that of A100.
+bool names_series(const std::string& name, const std::string& own) {
+    std::size_t digits = own.size();
+    while (digits > 0 && std::isdigit(static_cast<unsigned char>(own[digits - 1])) != 0) --digits;
+    const std::string number = own.substr(digits);
+    for (std::size_t at = name.find(number); at != std::string::npos; at = name.find(number, at + 1)) {
+        const std::size_t end = at + number.size();
+        if (end == name.size() || std::isdigit(static_cast<unsigned char>(name[end])) == 0) return true;
+    }
+    return false;
+}
+
+/// Null: there is none.
 const Card* built_in_card(const std::string& name) {
+    if (is_laptop(name)) return nullptr;
     const std::string wanted = plain(name);
     const Card* found = nullptr;  // the longest name that the wanted one begins with: "NVIDIA H100 80GB HBM3"
     for (const Card& card : built_in_cards()) {
         const std::string own = plain(card.name);
-        if (wanted.starts_with(own) && (found == nullptr || own.size() > plain(found->name).size())) found = &card;
+        if (wanted.starts_with(own) && names_series(name, own) &&
+            (found == nullptr || own.size() > plain(found->name).size()))
+            found = &card;
     }
     return found;
 }
@@ -142,17 +164,11 @@ std::optional<double> gib_in(const std::string& name) {
     return std::regex_search(name, found, size) ? std::optional(std::stod(found[1])) : std::nullopt;
 }
 
-/// Other chips and memory than the card of that number has.
-bool is_laptop(const std::string& name) {
-    static const std::regex words("laptop|mobile|max-q", std::regex::icase);
-    return std::regex_search(name, words);
-}
-
 }  // namespace
 
 Card find_card(const std::string& name_or_file) {
     if (name_or_file.ends_with(".json")) return parse_card(read_file(name_or_file), name_or_file);
-    if (const Card* known = built_in_card(name_or_file); known && !is_laptop(name_or_file)) {
+    if (const Card* known = built_in_card(name_or_file); known) {
         Card card = *known;
         // Some cards come with more than one size of memory; a driver keeps about a hundredth.
         constexpr double gib = 1 << 30, usable = 0.985;

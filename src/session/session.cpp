@@ -56,7 +56,8 @@ OpenedModel open_model(const config::Config& config) {
 }
 
 data::ModelLimits OpenedModel::limits() const {
-    return {file->spec.vocab_size, file->spec.usable_positions(), file->spec.bos_token_id.value_or(-1)};
+    return {file->spec.vocab_size, file->spec.usable_positions(), file->spec.bos_token_id.value_or(-1),
+            file->checkpoint.folder()};
 }
 
 tokenizer::Tokenizer OpenedModel::tokenizer() const {
@@ -109,12 +110,11 @@ config::LoadedConfig with_base(config::LoadedConfig loaded, const engine_api::Na
     return loaded;
 }
 
-LoadedModel load_for_inference(const config::LoadedConfig& loaded, const OpenedModel& opened, int64_t tokens,
-                               int64_t segments, int64_t head_rows, int64_t fewest_tokens,
-                               const placement::CacheSize& cache, const engine_api::NamedFolders& adapters,
-                               const weights::AdapterSlots& slots) {
+PassesPlan plan_passes(const config::LoadedConfig& loaded, const OpenedModel& opened, int64_t tokens, int64_t segments,
+                       int64_t head_rows, int64_t fewest_tokens, const placement::CacheSize& cache,
+                       const engine_api::NamedFolders& adapters, const weights::AdapterSlots& slots,
+                       const placement::MemoryBudget& beside, int64_t patches) {
     const at::Device device = ops::choose_device(loaded.config.hardware.device);
-    LoadedModel result;
     placement::Recipe recipe{.work = placement::Work::passes,
                              .device = device,
                              .held = placement::held_memory(*opened.file, device),
@@ -131,15 +131,10 @@ LoadedModel load_for_inference(const config::LoadedConfig& loaded, const OpenedM
         recipe.adapters.push_back(named);
     }
     model::LoadRequest request = placement::make_request(loaded, opened.file->spec, recipe);
-    // Training names the place in its first step; a probability or a text would only be wrong.
-    formats::require_finite(*opened.file, loaded.config.model.dtype);
-    if (request.adapter) {
-        const formats::Adapter adapter = formats::read_adapter(*request.adapter, opened.file->spec);
-        formats::require_finite(adapter);
-        formats::warn_of_other_base(adapter, *opened.file, loaded.config.model.path);
-    }
     const spec::ModelSpec& spec = opened.file->spec;
-    placement::fit_to(request, spec, {.tokens = tokens, .segments = segments, .longest = tokens, .labels = head_rows});
+    placement::fit_to(
+        request, spec,
+        {.tokens = tokens, .segments = segments, .longest = tokens, .labels = head_rows, .patches = patches});
     if (cache.in_8_bit && !ops::codes_keys(device, request.dtype, spec.num_heads, spec.num_kv_heads, spec.head_dim))
         throw Error("device.unsupported",
                     cat("--kv_cache_dtype fp8: this GPU's kernels read codes in bfloat16, of heads of 64 or 128 of "
@@ -147,20 +142,45 @@ LoadedModel load_for_inference(const config::LoadedConfig& loaded, const OpenedM
                         spec.num_heads, " heads of ", spec.head_dim, " on ", spec.num_kv_heads, ", in ",
                         c10::toString(request.dtype)),
                     "Leave --kv_cache_dtype at auto.");
-    model::ModelPlan plan(opened.file, request);
-    const placement::MemoryBudget budget = placement::memory_budget(loaded.config, device);
-    placement::shrink(plan, cache, budget.device / 10 * 9);
-    placement::choose_memory_use(loaded.config, plan);
-    placement::require_memory(plan, budget);
+    PassesPlan planned{model::ModelPlan(opened.file, request), {}};
+    placement::Machine machine = placement::machine_of(device);
+    machine.taken = beside;
+    planned.budget = placement::memory_budget(loaded.config, device, machine);
+    placement::shrink(planned.plan, cache, planned.budget.device / 10 * 9);
+    placement::choose_memory_use(loaded.config, planned.plan, /*micro_batches=*/1, machine);
+    return planned;
+}
+
+LoadedModel load(const config::LoadedConfig& loaded, const OpenedModel& opened, const PassesPlan& planned) {
+    const model::ModelPlan& plan = planned.plan;
+    const model::LoadRequest& request = plan.request();
+    placement::require_memory(plan, planned.budget);
+    // Training names the place in its first step; a probability or a text would only be wrong.
+    formats::require_finite(*opened.file, loaded.config.model.dtype);
+    if (request.adapter) {
+        const formats::Adapter adapter = formats::read_adapter(*request.adapter, opened.file->spec);
+        formats::require_finite(adapter);
+        formats::warn_of_other_base(adapter, *opened.file, loaded.config.model.path);
+    }
     log::info("base ", loaded.config.model.path, ": ", plan.base_description(), ", compute ",
               name_of(loaded.config.model.dtype));
+    LoadedModel result;
     result.ctx = placement::make_context(loaded.config, plan);
-    if (const int64_t expanded = plan.expanded_linears(); cache.tokens > 0 && expanded > 0)
+    if (const int64_t expanded = plan.expanded_linears(); request.sizes.cache_tokens > 0 && expanded > 0)
         log::info("answers: ", expanded, " quantized matrices are dequantized to ", c10::toString(request.dtype),
                   " for each token: products of few tokens read nested 4-bit weights of whole tiles of 64 alone, in "
                   "bfloat16, where hardware.kernels is not library");
     result.model = std::make_unique<model::Model>(*result.ctx, plan.load(*result.ctx));
     return result;
+}
+
+LoadedModel load_for_inference(const config::LoadedConfig& loaded, const OpenedModel& opened, int64_t tokens,
+                               int64_t segments, int64_t head_rows, int64_t fewest_tokens,
+                               const placement::CacheSize& cache, const engine_api::NamedFolders& adapters,
+                               const weights::AdapterSlots& slots, int64_t patches) {
+    return load(loaded, opened,
+                plan_passes(loaded, opened, tokens, segments, head_rows, fewest_tokens, cache, adapters, slots,
+                            /*beside=*/{}, patches));
 }
 
 }  // namespace unsloth::session

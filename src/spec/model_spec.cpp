@@ -113,6 +113,13 @@ bool ModelSpec::has_rope(RopeSpec::Type type) const {
     return std::ranges::any_of(ropes, [&](const RopeSpec& rope) { return rope.type == type; });
 }
 
+std::string ModelSpec::stored_name(std::string_view own) const {
+    constexpr std::string_view inner = "model.";
+    if (part_of.empty() || part_names == PartNames::none) return std::string(own);
+    if (part_names == PartNames::before) return cat(stem(), own);
+    return own.starts_with(inner) ? cat(inner, stem(), own.substr(inner.size())) : std::string(own);
+}
+
 bool ModelSpec::has(Projection p) const {
     return std::ranges::find(linears, p) != linears.end();
 }
@@ -242,6 +249,19 @@ RopeFrequencies rope_frequencies(const ModelSpec& spec, int64_t seq_len, std::si
     }
     result.inv_freq.assign(frequencies.begin(), frequencies.end());
     return result;
+}
+
+std::vector<int32_t> rope_axes(const ModelSpec& spec, const RopeSpec& rope) {
+    std::vector<int32_t> axes(static_cast<std::size_t>(spec.rotary_dim(rope) / 2), 0);
+    for (std::size_t i = 0; i < axes.size(); ++i) {
+        const auto at = static_cast<int64_t>(i);
+        const int64_t turn = at % 3;
+        if (rope.interleaved)
+            axes[i] = at < 3 * rope.sections[static_cast<std::size_t>(turn)] ? static_cast<int32_t>(turn) : 0;
+        else
+            axes[i] = at < rope.sections[0] ? 0 : at < rope.sections[0] + rope.sections[1] ? 1 : 2;
+    }
+    return axes;
 }
 
 float query_multiplier(const ModelSpec& spec, const RopeSpec& rope, int64_t position) {

@@ -1,5 +1,6 @@
 #include "unsloth/spec/tensor_table.h"
 
+#include <algorithm>
 #include <string_view>
 #include <utility>
 
@@ -19,7 +20,7 @@ class TableBuilder {
     }
 
     void add_layer(int layer) {
-        const std::string prefix = cat(spec_.stem(), "model.layers.", layer, ".");
+        const std::string prefix = spec_.stored_name(cat("model.layers.", layer, "."));
         const auto norm = [&](TensorRole role) {
             if (const std::string_view name = layer_norm_name(spec_, role); !name.empty())
                 add(cat(prefix, name, ".weight"), role, layer, {spec_.hidden_size});
@@ -76,7 +77,7 @@ std::string_view layer_norm_name(const ModelSpec& spec, TensorRole role) {
 
 std::vector<TensorRule> tensor_table(const ModelSpec& spec) {
     TableBuilder builder(spec);
-    const auto name = [&](const char* own) { return cat(spec.stem(), own); };
+    const auto name = [&](const char* own) { return spec.stored_name(own); };
     builder.add(name("model.embed_tokens.weight"), TensorRole::embed_tokens, -1, {spec.vocab_size, spec.hidden_size});
     for (int layer = 0; layer < spec.num_layers; ++layer) builder.add_layer(layer);
     builder.add(name("model.norm.weight"), TensorRole::final_norm, -1, {spec.hidden_size});
@@ -86,15 +87,19 @@ std::vector<TensorRule> tensor_table(const ModelSpec& spec) {
 }
 
 bool is_ignorable_tensor(const ModelSpec& spec, const std::string& hf_name) {
-    if (hf_name == cat(spec.stem(), "lm_head.weight")) return spec.tie_word_embeddings;
+    if (hf_name == spec.stored_name("lm_head.weight")) return spec.tie_word_embeddings;
     // Buffers of transformers before 4.32: computed from the config, so a stored copy says nothing new.
     constexpr std::string_view suffix = "rotary_emb.inv_freq";
-    return hf_name.starts_with(cat(spec.stem(), "model.")) && hf_name.ends_with(suffix);
+    return hf_name.starts_with(spec.stored_name("model.")) && hf_name.ends_with(suffix);
 }
 
 bool is_of_another_part(const ModelSpec& spec, const std::string& hf_name) {
+    const bool before = spec.part_names == PartNames::before;
+    const std::vector<std::string_view> parts =
+        before ? std::vector<std::string_view>{"vision_tower.", "multi_modal_projector."}
+               : std::vector<std::string_view>{"visual.", "model.visual."};
     return !spec.part_of.empty() &&
-           (hf_name.starts_with("vision_tower.") || hf_name.starts_with("multi_modal_projector."));
+           std::ranges::any_of(parts, [&](std::string_view part) { return hf_name.starts_with(part); });
 }
 
 }  // namespace unsloth::spec

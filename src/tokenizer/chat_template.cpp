@@ -218,6 +218,14 @@ ChatTemplate ChatTemplate::choose(std::string_view name, const Tokenizer& tokeni
     return ChatTemplate(std::move(impl));
 }
 
+void require_template_syntax(std::string_view name) {
+    std::error_code no_path;
+    if (is_template_text(name))
+        jinja::Template::compile(name, "of the configuration");
+    else if (!find_builtin_template(name) && std::filesystem::is_regular_file(name, no_path))
+        jinja::Template::compile(read_file(name), std::string(name));
+}
+
 const std::string& ChatTemplate::name() const {
     return impl_->main.name();
 }

@@ -167,6 +167,15 @@ void require_same_run(const config::Config& config, const ResumePoint& point) {
                     "with model.adapter_name_or_path.");
 }
 
+std::optional<double> number_before(const ResumePoint& point, const std::string& section, const std::string& key) {
+    const ordered_json before = ordered_json::parse(
+        config::with_present_names(read_file(point.folder / "run_config.json")), nullptr, /*allow_exceptions=*/false);
+    if (!before.is_object() || !before.contains(section) || !before[section].is_object()) return std::nullopt;
+    const auto found = before[section].find(key);
+    if (found == before[section].end() || !found->is_number()) return std::nullopt;
+    return found->get<double>();
+}
+
 int64_t accumulation_for(const config::TrainingOptions& training, const formats::RunState& state, int world_size) {
     const int64_t before =
         rows_of_step(training, state.per_device_train_batch_size, state.gradient_accumulation_steps, state.world_size);

@@ -20,7 +20,7 @@ namespace {
 
 /// A last line that was cut by a kill is no row.
 std::string rows_until(const Folder& folder, const std::string& name, int64_t step) {
-    const Descriptor file = step == 0 ? Descriptor() : open_own_file(folder, name, O_RDONLY);
+    const Descriptor file = step <= 0 ? Descriptor() : open_own_file(folder, name, O_RDONLY);
     if (!file.open()) return "";
     const MappedFile map(folder / name, file.get());
     std::istringstream lines(std::string(reinterpret_cast<const char*>(map.bytes().data()), map.bytes().size()));

@@ -13,13 +13,15 @@ void TimeLeft::stepped(double seconds, int64_t tokens) {
 
 double TimeLeft::after(int64_t step) const {
     const int64_t total = plan_.total_steps;
-    // The multiples of `every` from `step` on; what falls on the last step comes once, at the end.
-    const auto times = [&](int64_t every) { return every > 0 ? (total - 1) / every - (step - 1) / every : 0; };
+    // From `step` on; what falls on the last step comes once, at the end.
+    const auto times = [&](const config::StepInterval& steps) {
+        return steps.count(total - 1) - steps.count(step - 1);
+    };
     const double training = weight_ > 0 ? smoothed_seconds_ / weight_ * static_cast<double>(total - step) : 0;
     const double guess = tokens_ > 0 ? 0.5 * static_cast<double>(plan_.eval_tokens) * seconds_ / tokens_ : 0;
-    const auto evaluations = static_cast<double>(plan_.eval_tokens > 0 ? times(plan_.eval_steps) + 1 : 0);
+    const auto evaluations = static_cast<double>(plan_.eval_tokens > 0 ? times(plan_.eval) + 1 : 0);
     const double by_time = plan_.save_minutes > 0 ? training / (60 * plan_.save_minutes) : 0;
-    const double saves = static_cast<double>(times(plan_.save_steps) + 1) + by_time;
+    const double saves = static_cast<double>(times(plan_.save) + 1) + by_time;
     return training + evaluations * eval_seconds_.value_or(guess) + saves * save_seconds_;
 }
 

@@ -85,9 +85,11 @@ int64_t full_length(const RunSetup& setup) {
 std::string describe_intervals(const config::TrainingOptions& t, int64_t steps, int64_t epoch_steps) {
     const config::StepIntervals every = config::step_intervals(t, steps, epoch_steps);
     std::string text;
-    const auto add = [&](double given, double per_epoch, const char* what, int64_t interval) {
-        if (per_epoch > 0 || (given > 0 && given < 1))
-            text += cat(text.empty() ? "" : ", ", what, " every ", interval, interval == 1 ? " step" : " steps");
+    const auto add = [&](double given, double per_epoch, const char* what, const config::StepInterval& interval) {
+        if (per_epoch <= 0 && (given == 0 || given >= 1)) return;
+        const int64_t least = interval.shortest();
+        text += cat(text.empty() ? "" : ", ", what, " every ", least < interval.every ? cat(least, " or ") : "",
+                    interval.every, interval.every == 1 ? " step" : " steps");
     };
     add(t.eval_steps, t.evals_per_epoch, "an evaluation", every.eval);
     add(t.save_steps, t.saves_per_epoch, "a checkpoint", every.save);
@@ -260,13 +262,24 @@ void RunReporter::evaluation(const EvalReport& report) {
     time_left_.evaluated(report.seconds);
 }
 
+bool RunReporter::was_evaluated(int64_t step) {
+    const auto found = std::find_if(history_.rows.rbegin(), history_.rows.rend(), [&](const auto& row) {
+        return row.step == step && std::any_of(row.values.begin(), row.values.end(),
+                                               [](const auto& value) { return value.first.starts_with("eval_"); });
+    });
+    if (found == history_.rows.rend()) return false;
+    if (const auto loss = found->values.find("eval_loss"); loss != found->values.end())
+        summary_.final_eval_loss = loss->second;
+    return true;
+}
+
 void RunReporter::saved(double seconds) {
     summary_.save_seconds += seconds;
     time_left_.saved(seconds);
 }
 
 bool RunReporter::is_logged(int64_t step) const {
-    return config::StepIntervals::falls_on(setup_.intervals().log, step) || step == setup_.total_steps();
+    return setup_.intervals().log.falls_on(step) || step == setup_.total_steps();
 }
 
 double RunReporter::peak_gib() const {

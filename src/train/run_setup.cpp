@@ -27,7 +27,6 @@
 #include "unsloth/rollouts/generation.h"
 #include "unsloth/rollouts/replay.h"
 #include "unsloth/rollouts/sampled_groups.h"
-#include "unsloth/train/learning_rate.h"
 
 namespace unsloth::train {
 namespace {
@@ -40,6 +39,8 @@ void widen(data::BatchLimits& limits, const data::BatchLimits& other) {
     limits.keys = std::max(limits.keys, other.keys);
     limits.longest = std::max(limits.longest, other.longest);
     limits.labels = std::max(limits.labels, other.labels);
+    limits.images = std::max(limits.images, other.images);
+    limits.patches = std::max(limits.patches, other.patches);
     limits.copies = std::max(limits.copies, other.copies);
 }
 
@@ -68,11 +69,12 @@ RunSetup::RunSetup(const config::LoadedConfig& loaded, Purpose purpose)
             log::info("max_seq_length null: rows of up to ", config().model.max_seq_length,
                       " tokens, the positions that the model has");
         session::require_positions(loaded_, opened_.file->spec);
-        settle_learning_rate();
         if (purpose_ == Purpose::trains) require_own_output(config(), opened_.file->checkpoint.folder());
         open_output();
+        settle_learning_rate();
         const comm::LongOperation reading(group_.get(), "reading the data");
         open_data();
+        settle_rank();
         require_agreement();
         make_plan();
         if (purpose_ == Purpose::trains) require_disk();
@@ -115,15 +117,6 @@ void RunSetup::require_agreement() const {
                     cat("rank ", rank, " was started differently from rank 0: \"", b, "\" instead of \"", a, "\""),
                     "All ranks need the same configuration, model and data.");
     }
-}
-
-/// A rate that is left to the program is a number from here on.
-void RunSetup::settle_learning_rate() {
-    std::optional<double>& rate = loaded_.config.training.learning_rate;
-    if (rate) return;
-    const LearningRateRule rule = learning_rate_rule(config(), opened_.file->spec);
-    rate = rule.rate;
-    log::info("learning_rate auto: ", rule.reason);
 }
 
 /// What a resumed run must find again.
@@ -226,6 +219,7 @@ void RunSetup::make_plan() {
         widen(limits, evaluator_->limits());
     }
     if (objective::needs_references(config())) plan_references(limits);
+    if (limits.patches > 0) require_images();
     placement::fit_to(request, opened_.file->spec, limits, answers);
     if (teacher_) teacher_->plan(request, group_.get());
     plan_ = std::make_unique<model::ModelPlan>(opened_.file, request);
@@ -247,6 +241,16 @@ void RunSetup::make_plan() {
             cat("preference.reference base is the model without adapters, and ", *config().model.adapter_name_or_path,
                 " replaces ", plan_->lora()->modules_to_save.front(), " as a whole"),
             "Set preference.reference to initial.");
+}
+
+/// What does not go with rows that have images.
+void RunSetup::require_images() const {
+    if (teacher_ && !placement::teacher_is_file(config()))
+        throw Error("option.unsupported", "distill.teacher is a model, and the rows have images",
+                    "Write a teacher's file first: unsloth-train score --top_k reads images.");
+    if (answers_)
+        throw Error("option.unsupported", "training.eval_metric answers prompts, and the rows have images",
+                    "Leave eval_metric out: the loss of such rows is measured.");
 }
 
 /// The plan of the part of the run that this one goes on from, as JSON; empty: there is none.

@@ -3,12 +3,12 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "unsloth/config/auto_values.h"
 #include "unsloth/config/load.h"
 #include "unsloth/config/schedule_arguments.h"
 #include "unsloth/config/step_intervals.h"
 #include "unsloth/core/error.h"
 #include "unsloth/placement/recipe.h"
-#include "unsloth/train/learning_rate.h"
 #include "unsloth/train/schedule.h"
 
 namespace unsloth::train {
@@ -27,7 +27,7 @@ std::optional<std::string> doubt_learning_rate(const config::Config& config, con
     if (rate >= usual.low && rate <= usual.high) return std::nullopt;
     return cat("training.learning_rate ", rate, " is far from what is usual for ", usual.what,
                rate > usual.high ? ": the loss may rise instead of falling" : ": little will be learnt",
-               "; auto takes ", learning_rate_rule(config, spec).rate);
+               "; auto takes ", config::learning_rate_rule(config, spec).rate);
 }
 
 std::vector<std::string> options_without_effect(const config::Config& config, bool on_gpu, int sharers) {
@@ -99,16 +99,17 @@ std::vector<std::string> doubt_lengths(const config::Config& config, const RunLe
     too_long("save_steps", t.save_steps, defaults.save_steps, "the only checkpoint is that of its end");
     too_long("logging_steps", t.logging_steps, defaults.logging_steps, "the last step alone is logged");
     const config::StepIntervals intervals = config::step_intervals(t, run.steps, run.epoch_steps);
-    const auto too_rare = [&](const char* option, double per_epoch, int64_t every, const char* what) {
-        if (per_epoch > 0 && every > run.steps)
-            doubts.push_back(cat("training.", option, " ", per_epoch, " is every ", every, " steps, and the run has ",
-                                 run.steps, ": ", what));
+    const auto too_rare = [&](const char* option, double per_epoch, const config::StepInterval& steps,
+                              const char* what) {
+        if (per_epoch > 0 && steps.count(run.steps) == 0)
+            doubts.push_back(cat("training.", option, " ", per_epoch, " is every ", steps.every,
+                                 " steps, and the run has ", run.steps, ": ", what));
     };
     too_rare("evals_per_epoch", t.evals_per_epoch, intervals.eval, "the only evaluation comes at its end");
     too_rare("saves_per_epoch", t.saves_per_epoch, intervals.save, "the only checkpoint is that of its end");
-    const int64_t evaluated = intervals.eval;
-    if (t.early_stopping_patience > 0 && evaluated > 0)
-        if (const int64_t before_the_end = (run.steps - 1) / evaluated; before_the_end <= t.early_stopping_patience)
+    if (t.early_stopping_patience > 0 && intervals.eval.every > 0)
+        if (const int64_t before_the_end = intervals.eval.count(run.steps - 1);
+            before_the_end <= t.early_stopping_patience)
             doubts.push_back(cat("training.early_stopping_patience is ", t.early_stopping_patience, ", and ",
                                  before_the_end,
                                  " evaluations come before the run's end: it cannot stop early; evaluate more often, "

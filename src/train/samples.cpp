@@ -29,7 +29,7 @@ Samples::Samples(const config::Config& config, const session::OpenedModel& opene
 Samples::~Samples() = default;
 
 void Samples::answer(ops::Context& ctx, model::Model& model, int64_t step, double epoch, int64_t after_step) {
-    if (!rows_) rows_ = std::make_unique<RowFile>(output_dir_, report::samples_file, after_step);
+    if (!rows_) rows_ = std::make_unique<RowFile>(output_dir_, report::samples_file, std::min(after_step, step - 1));
     generate::Decoder decoder(ctx, model, {.rows = 1, .context = room()});  // the cache has room for one
     std::vector<generate::Request> requests;
     for (const session::Prompt& prompt : prompts_)

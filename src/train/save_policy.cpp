@@ -77,12 +77,13 @@ void SavePolicy::load_best() {
 
 /// decision_calibration.json of the values as they are; empty: no evaluation was of them.
 std::string SavePolicy::calibration() const {
-    if (!loaded_.empty()) {
-        const fs::path file = loaded_ / formats::decision_calibration_file;
-        return fs::exists(file) ? read_file(file) : "";
-    }
-    if (!state_.calibration || state_.calibrated_step != state_.progress.step) return "";
-    return formats::write_decision_calibration(*state_.calibration);
+    const bool evaluated = state_.calibration && state_.calibrated_step == state_.progress.step;
+    if (loaded_.empty() && evaluated) return formats::write_decision_calibration(*state_.calibration);
+    fs::path folder = loaded_;
+    if (folder.empty() && setup_.resume() && setup_.first_step() == state_.progress.step)
+        folder = setup_.resume()->folder;  // no step was taken
+    const fs::path file = folder / formats::decision_calibration_file;
+    return !folder.empty() && fs::exists(file) ? read_file(file) : "";
 }
 
 /// What the result's decisions are scaled by, or why by nothing.
@@ -103,7 +104,7 @@ bool SavePolicy::save_time_has_come() const {
 }
 
 bool SavePolicy::due(int64_t step) const {
-    const bool by_steps = config::StepIntervals::falls_on(setup_.intervals().save, step) && step < setup_.total_steps();
+    const bool by_steps = setup_.intervals().save.falls_on(step) && step < setup_.total_steps();
     return by_steps || (setup_.group() ? agreed_ : save_time_has_come());
 }
 
@@ -214,14 +215,14 @@ RunMoment SavePolicy::moment() const {
     RunMoment moment;
     formats::TrainerState& trainer = moment.trainer;
     trainer.epoch = state_.progress.epoch;
-    trainer.eval_steps = setup_.intervals().eval;
+    trainer.eval_steps = setup_.intervals().eval.every;
     trainer.global_step = state_.progress.step;
     trainer.log_history = reporter_.history();
-    trainer.logging_steps = setup_.intervals().log;
+    trainer.logging_steps = setup_.intervals().log.every;
     trainer.max_steps = setup_.total_steps();
     trainer.num_input_tokens_seen = state_.progress.seen_tokens;
     trainer.num_train_epochs = t.num_train_epochs;
-    trainer.save_steps = setup_.intervals().save;
+    trainer.save_steps = setup_.intervals().save.every;
     trainer.train_batch_size = t.per_device_train_batch_size;
     if (state_.progress.best.value) {
         trainer.best_metric = state_.progress.best.value;

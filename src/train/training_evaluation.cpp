@@ -52,7 +52,7 @@ std::optional<EvalReport> TrainingLoop::evaluate_completions(int64_t step, int& 
     if (config().grpo.log_completions && leads()) {
         if (!completion_rows_)
             completion_rows_ = std::make_unique<RowFile>(config().training.output_dir, evaluated_completions_file,
-                                                         setup_.first_step());
+                                                         std::min(setup_.first_step(), step - 1));
         add_completions(*completion_rows_, step, *setup_.groups(), found.groups, {}, found.sets);
     }
     report.seconds = seconds_since(start);
@@ -118,7 +118,8 @@ bool TrainingLoop::judge_answers(EvalReport& report, int& signal) {
     report.seconds += seconds_since(start);
     if (!leads()) return true;
     if (!answer_rows_)
-        answer_rows_ = std::make_unique<RowFile>(config().training.output_dir, "answers.jsonl", setup_.first_step());
+        answer_rows_ = std::make_unique<RowFile>(config().training.output_dir, "answers.jsonl",
+                                                 std::min(setup_.first_step(), report.step - 1));
     for (const nlohmann::ordered_json& row : judged->rows) {
         nlohmann::ordered_json kept{{"step", report.step}, {"epoch", report.epoch}};
         kept.update(row);

@@ -27,13 +27,17 @@ void TrainingLoop::run(StepSource& source) {
     }
     if (!stops_early()) take_steps(source);  // one that had stopped, and goes on from there, has as little to gain
     if (stops_early()) return tell_early_stop();
+    if (reporter_.was_evaluated(setup_.total_steps())) {  // resumed after its last step
+        if (leads()) log::info("step ", setup_.total_steps(), " was evaluated before this run resumed");
+        return;
+    }
     maybe_evaluate(setup_.total_steps());
     answer_prompts(setup_.total_steps());
 }
 
 /// The evaluation after the last step is not the loop's.
 bool TrainingLoop::evaluates_after(int64_t step) const {
-    return config::StepIntervals::falls_on(setup_.intervals().eval, step) && step < setup_.total_steps();
+    return setup_.intervals().eval.falls_on(step) && step < setup_.total_steps();
 }
 
 void TrainingLoop::take_steps(StepSource& source) {

@@ -35,15 +35,17 @@ TEST(Doctor, HidesPasswordsOfProxies) {
 }
 
 TEST(Doctor, ABugReportNamesNobody) {
-    const Identity ann{"/home/ann", "ann", "lab-7"};
+    const Identity ann{"/home/ann", "ann", "lab-7", {"bob"}};
     EXPECT_EQ(anonymous("out: /home/ann/acme/run1: 5 GiB free", ann), "out: ~/…: 5 GiB free");
     EXPECT_EQ(anonymous("output_dir: /home/ann/Acme Bank (2)/out\nnext", ann), "output_dir: ~/…\nnext");
-    EXPECT_EQ(anonymous("/home/ann: 5 GiB; /home/anna/x; /home/ann/", ann), "~: 5 GiB; /home/anna/x; ~");
+    EXPECT_EQ(anonymous("/home/ann: 5 GiB; /home/anna/x; /home/ann/", ann), "~: 5 GiB; /home/…; ~");
     EXPECT_EQ(anonymous("/scratch/ann/x on lab-7, planned by annual lab-70", ann),
               "/scratch/USER/x on HOST, planned by annual lab-70");
+    EXPECT_EQ(anonymous("cache: /Users/Carol Low/acme: 5 GiB, /home/", ann), "cache: /Users/…: 5 GiB, /home/");
+    EXPECT_EQ(anonymous("/data/bob/x, /data/bobby, bob, /mnt/bob", ann), "/data/OTHER/x, /data/bobby, bob, /mnt/OTHER");
     EXPECT_EQ(anonymous("HF_ENDPOINT: https://h/hf_abcDEF123456x/y, hf_hub", ann),
               "HF_ENDPOINT: https://h/hf_…/y, hf_hub");
-    EXPECT_EQ(anonymous("/tmp: 1 GiB, localhost", {"/", "", ""}), "/tmp: 1 GiB, localhost");
+    EXPECT_EQ(anonymous("/tmp: 1 GiB, localhost", {"/", "", "", {}}), "/tmp: 1 GiB, localhost");
 }
 
 TEST(Doctor, NamesHalfALaunch) {

@@ -87,6 +87,23 @@ TEST(NewConfig, FollowsTheRows) {
     EXPECT_EQ(chosen(alpaca, card(80, 500))["data"]["template"], "default");
 }
 
+TEST(NewConfig, WarmsUpInFewOfFewSteps) {
+    EXPECT_FALSE(chosen(rows(1000), card(80, 500))["training"].contains("warmup_steps")) << "the default is few";
+    EXPECT_EQ(chosen(rows(8), card(80, 500))["training"]["warmup_steps"], 0) << "of 6 steps";
+    EXPECT_EQ(chosen(rows(40), card(80, 500))["training"]["warmup_steps"], 3) << "of 30 steps";
+}
+
+TEST(NewConfig, EvaluatesOnTheSplitThatIsThere) {
+    RowFacts split = rows(1000);
+    split.eval_split = "test";
+    split.skipped = 2;
+    const Json all = chosen(split, card(80, 500));
+    EXPECT_EQ(all["data"]["eval_split"], "test");
+    EXPECT_FALSE(all["data"].contains("val_size"));
+    EXPECT_EQ(all["data"]["skip_invalid"], true);
+    EXPECT_EQ(all["training"]["eval_steps"], 26);  // a fifth of two times 1000 / 16
+}
+
 TEST(NewConfig, ShortensRowsBeforeItGivesUp) {
     EXPECT_EQ(chosen(rows(1000, 4000), card(6, 500))["model"]["max_seq_length"], 512) << "halved until one row fits";
     try {

@@ -1,5 +1,6 @@
 // Reading: precedence, spellings, aliases, and what is said about mistakes.
 #include "tests/config/support.h"
+#include "unsloth/config/auto_values.h"
 
 namespace unsloth::testing {
 namespace {
@@ -33,7 +34,9 @@ TEST(File, MalformedJsonNamesFileLineAndColumn) {
 TEST(File, StructuralMistakesAreRefused) {
     EXPECT_CONTAINS(file_error("[1]", "config.not-an-object"), "expected an object of sections");
     EXPECT_CONTAINS(file_error(R"({"lora": 3})"), "lora: expected an object of options");
-    EXPECT_CONTAINS(file_error(R"({"lora": {"r": 8, "r": 9}})"), "the key \"r\" stands twice");
+    EXPECT_CONTAINS(file_error(R"({"lora": {"r": 8, "r": 9}})"), ":1:19: the key \"r\" stands twice");
+    EXPECT_CONTAINS(file_error("{\"lora\": {\"r\": 8}, // \"model\"\n \"model\": {},\n\t\"lora\": {}}"),
+                    ":3:2: the key \"lora\" stands twice");
     EXPECT_CONTAINS(file_error(R"({"": {}})", "option.unknown"), "unknown section");
     const std::string missing =
         usage_message([] { config::load_config("/nonexistent/run.json", {}); }, "config.cannot-read");
@@ -162,6 +165,19 @@ TEST(File, AWrongTypeSaysKeyExpectedFoundAndFile) {
     EXPECT_CONTAINS(file_error(R"({"data": {"eval_file": ""}})"), "expected a string that is not empty, or null");
     EXPECT_CONTAINS(file_error(R"({"training": {"weight_decay": "0.1"}})"), "expected a number");
     EXPECT_EQ(load_text(R"({"lora": {"r": 8.0}})").config.lora.r, 8);  // JSON knows one kind of number
+}
+
+TEST(File, WhatIsLeftToTheProgramIsWrittenAsAWord) {
+    const config::LoadedConfig loaded = load_text(R"({"lora": {"r": "auto"}})", {"--learning_rate", "auto"});
+    EXPECT_EQ(loaded.config.lora.r, config::auto_rank);
+    EXPECT_FALSE(loaded.config.training.learning_rate);
+    const std::string json = config::config_to_json(loaded.config);
+    EXPECT_NE(json.find(R"("r": "auto")"), std::string::npos) << json;
+    EXPECT_NE(json.find(R"("learning_rate": "auto")"), std::string::npos) << json;
+    const config::LoadedConfig again = load_text(json);
+    EXPECT_EQ(config::config_to_json(again.config), json);
+    EXPECT_EQ(load_text("{}", {"--r", "auto"}).config.lora.r, config::auto_rank);
+    EXPECT_FALSE(load_text(R"({"training": {"learning_rate": null}})").config.training.learning_rate);
 }
 
 TEST(File, RangesAreChecked) {

@@ -52,23 +52,24 @@ TEST(Schema, AgreesWithTheReaderOnSingleOptions) {
         R"({"lora": {"rank_pattern": {"a": 4}}})", R"({"lora": {"alpha_pattern": {"a": 0.5}}})",
         R"({"lora": {"layers_to_transform": [1, 2]}})", R"({"logging": {"log_level": "debug"}})",
         R"({"data": {"eval_file": "e"}})", R"({"data": {"template": ""}})", R"({"model": {"dtype": "bf16"}})",
-        R"({"lora": {"target_modules": "all-linear"}})",
+        R"({"lora": {"target_modules": "all-linear"}})", R"({"lora": {"r": "auto"}})",
         R"({"training": {"report_to": "none", "save_strategy": "no", "max_length": null}})",
         R"({"training": {"run_name": {"any": 1}, "resume_from_checkpoint": true}})",
         R"({"training": {"lr_scheduler_type": "cosine", "lr_scheduler_kwargs": {"num_cycles": 0.5}}})",
         // refused
         R"([])", R"({"lora": []})", R"({"loar": {}})", R"({"lora": {"rank": 4}})", R"({"lora": {"r": 0}})",
-        R"({"lora": {"r": "8"}})", R"({"lora": {"r": 8.5}})", R"({"lora": {"r": null}})", R"({"lora": {"r": true}})",
-        R"({"lora": {"lora_dropout": 1}})", R"({"lora": {"lora_alpha": 0}})", R"({"lora": {"lora_alpha": "1"}})",
-        R"({"lora": {"target_modules": ["x"]}})", R"({"lora": {"target_modules": "q_proj"}})",
-        R"({"lora": {"rank_pattern": {"a": 0}}})", R"({"lora": {"rank_pattern": {"a": 1.5}}})",
-        R"({"lora": {"alpha_pattern": {"a": 0}}})", R"({"lora": {"layers_to_transform": [-1]}})",
-        R"({"training": {"gradient_checkpointing": "maybe"}})", R"({"training": {"gradient_checkpointing": 1}})",
-        R"({"training": {"learning_rate": "fast"}})", R"({"training": {"learning_rate": -1}})",
-        R"({"training": {"lr_scheduler_kwargs": {"num_cycles": []}}})", R"({"data": {"eval_file": ""}})",
-        R"({"data": {"eval_file": 3}})", R"({"model": {"bf16": "true"}})", R"({"model": {"max_length": 0}})",
-        R"({"lora": {"bias": "all"}})", R"({"training": {"save_strategy": "epoch"}})",
-        R"({"logging": {"level": "loud"}})", R"({"data": {"shuffle": "true"}})"};
+        R"({"lora": {"r": "8"}})", R"({"lora": {"r": "automatic"}})", R"({"lora": {"r": 8.5}})",
+        R"({"lora": {"r": null}})", R"({"lora": {"r": true}})", R"({"lora": {"lora_dropout": 1}})",
+        R"({"lora": {"lora_alpha": 0}})", R"({"lora": {"lora_alpha": "1"}})", R"({"lora": {"target_modules": ["x"]}})",
+        R"({"lora": {"target_modules": "q_proj"}})", R"({"lora": {"rank_pattern": {"a": 0}}})",
+        R"({"lora": {"rank_pattern": {"a": 1.5}}})", R"({"lora": {"alpha_pattern": {"a": 0}}})",
+        R"({"lora": {"layers_to_transform": [-1]}})", R"({"training": {"gradient_checkpointing": "maybe"}})",
+        R"({"training": {"gradient_checkpointing": 1}})", R"({"training": {"learning_rate": "fast"}})",
+        R"({"training": {"learning_rate": -1}})", R"({"training": {"lr_scheduler_kwargs": {"num_cycles": []}}})",
+        R"({"data": {"eval_file": ""}})", R"({"data": {"eval_file": 3}})", R"({"model": {"bf16": "true"}})",
+        R"({"model": {"max_length": 0}})", R"({"lora": {"bias": "all"}})",
+        R"({"training": {"save_strategy": "epoch"}})", R"({"logging": {"level": "loud"}})",
+        R"({"data": {"shuffle": "true"}})"};
     int accepted = 0;
     for (const auto& text : documents) {
         const std::string problem = violation(Json::parse(text));

@@ -5,7 +5,7 @@
     include_direction.py --self-test   checks that every rule is able to fail
 
 The rules:
-  order    a module includes only modules that stand to its left: core | spec, hub, http, grammar | config, formats, tokenizer, grpc,
+  order    a module includes only modules that stand to its left: core | spec, hub, http, grammar, images | config, formats, tokenizer, grpc,
            ops | openai | import, engine_api, memory, comm, data, report, planner | weights, reward | model |
            objective, generate | placement | session | serve, rollouts | train | commands, bench | engine | app;
            kernels stand beside spec, and
@@ -33,6 +33,7 @@ RANK = {
     "http": 1,
     "grpc": 2,
     "grammar": 1,
+    "images": 1,
     "import": 3,
     "engine_api": 3,
     "formats": 2,

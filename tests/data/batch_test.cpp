@@ -78,6 +78,29 @@ TEST(Batch, ARowMayStartBeyondPositionZero) {
     EXPECT_EQ(make_batch(std::vector{continued, next}).segments, (Ints{0, 3, 5}));
 }
 
+TEST(Batch, PutsImagesAtTheirTokens) {
+    const auto pixels = std::make_shared<const std::vector<uint8_t>>(4 * 3 * 4, uint8_t{7});
+    const Sample text{0, {1, 2}, {1, 2}, {0, 1}};
+    Sample image{1, {3, 6, 4}, {3, ignore_label, 4}, {0, 1, 2}};
+    image.images = {{1, 2, 2, pixels}};
+    image.axes = {0, 0, 0, 1, 1, 1, 2, 2, 2};
+    const Batch batch = make_batch(std::vector{text, image, text, image});
+    ASSERT_EQ(batch.images.size(), 2U);
+    EXPECT_EQ(batch.images[0].first, 3);
+    EXPECT_EQ(batch.images[1].first, 8);
+    EXPECT_EQ(batch.images[1].patches(), 4);
+    EXPECT_EQ(batch.images[1].pixels, pixels);
+    EXPECT_EQ(batch.axes_T3, (Ints{0, 0, 0, 1, 1, 1, 0, 0, 0, 1, 1, 1, 2, 2, 2,  //
+                                   0, 0, 0, 1, 1, 1, 0, 0, 0, 1, 1, 1, 2, 2, 2}));
+    EXPECT_TRUE(make_batch({&text, 1}).axes_T3.empty());
+
+    Sample beyond = image, cut = image;
+    beyond.images[0].first = 3;
+    cut.axes.pop_back();
+    EXPECT_THROW(make_batch({&beyond, 1}), CheckError);
+    EXPECT_THROW(make_batch({&cut, 1}), CheckError);
+}
+
 TEST(Batch, MayBeEmpty) {
     const Batch batch = make_batch({});
     EXPECT_EQ(batch.tokens(), 0);

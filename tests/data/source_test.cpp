@@ -98,7 +98,11 @@ TEST(FilesOf, Splits) {
     EXPECT_EQ(tree.found(""), train);  // not on the test set by mistake
     EXPECT_EQ(tree.found("", "test"), Names{"test-00000-of-00001.jsonl"});
     EXPECT_EQ(tree.found("*-0000*", "test"), Names{"test-00000-of-00001.jsonl"});
-    EXPECT_EQ(tree.found("*-0000*").size(), 3u);  // a glob means what it says
+    EXPECT_EQ(tree.found("*"), (Names{"more/train/x.jsonl", "train-00000-of-00002.jsonl", "train-00001-of-00002.jsonl",
+                                      "training.jsonl"}));  // all but the test set
+    EXPECT_EQ(tree.found("t[er]*-0000*"), (Names{train[1], train[2]}));
+    EXPECT_EQ(tree.found("te*").size(), 1u);  // what is asked for alone
+    EXPECT_EQ(tree.found("t*n*").size(), 3u);
     toy::expect_contains(toy::message_of("data.no-files", [&] { tree.found("", "validation"); }),
                          {"none of its 5 files", "validation"});
 }

@@ -65,6 +65,25 @@ TEST(TrainingData, EvalFileOrPartOfTheRows) {
     toy::expect_contains(toy::message_of("option.missing", [&] { files.load(config); }), {"data.train_file"});
 }
 
+TEST(TrainingData, RowsThatAreTrainedAndEvaluatedAreCounted) {
+    Files files;
+    config::Config config;
+    config.data.train_file = files.text;
+    const auto warned = [&](const std::string& train, const std::string& eval) {
+        config.data.train_split = train;
+        config.data.eval_split = eval;
+        testing::internal::CaptureStderr();
+        files.load(config);
+        return testing::internal::GetCapturedStderr();
+    };
+    toy::expect_contains(warned("[:60%]", "[40%:]"), {"[40%:] holds the training rows in 4 of its 12 rows"});
+    toy::expect_contains(warned("[5:]", "[5:]"), {"holds the training rows: the evaluation"});
+    toy::expect_contains(warned("", "[:2]+[:1]"), {"holds the training rows: the evaluation"});
+    EXPECT_EQ(warned("[:60%]", "[60%:]").find("holds the training rows"), std::string::npos);
+    config.data.eval_file = files.folder.write("other.jsonl", rows("text", 1) + "{\"text\": \"row 99\"}\n").string();
+    toy::expect_contains(warned("", ""), {"other.jsonl holds the training rows in 1 of its 2 rows"});
+}
+
 TEST(TrainingData, SourcesWithTemplatesAndBoundsOfTheirOwn) {
     Files files;
     config::Config config;

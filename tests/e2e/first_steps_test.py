@@ -68,6 +68,12 @@ class FirstSteps(EndToEnd):
         self.assertEqual(len(self.steps(self.folder / "out")), 2)
         written = self.succeed("import-config", theirs).out
         self.assertEqual(json.loads(written), json.loads(run_file.read_text()))
+        run_file.write_text("mine")
+        flags = ("import-config", theirs, "--out", run_file)
+        self.fail_with("output.exists", [f"{run_file} exists", "--force"], *flags)
+        self.assertEqual(run_file.read_text(), "mine")
+        self.succeed(*flags, "--force")
+        self.assertEqual(run_file.read_text(), written)
         theirs.write_text(theirs.read_text() + "early_stopping_patience: 3\n")
         self.succeed("import-config", theirs)
         strict = self.folder / "strict.json"
@@ -81,6 +87,9 @@ class FirstSteps(EndToEnd):
             strict,
         )
         self.assertFalse(strict.exists())
+
+    def test_a_flag_of_help_that_is_misspelt(self):
+        self.fail_with(USAGE, ["unknown option --helpp", "Did you mean --help?"], "train", "--helpp")
 
     def test_binary_files_are_not_shown_raw(self):
         path = self.folder / "binary.json"

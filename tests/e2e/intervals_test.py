@@ -28,6 +28,11 @@ class Intervals(EndToEnd):
         self.assertEqual(self.state(out), [16, 4, 8, 1])
         self.assertEqual(json.loads((out / "run_config.json").read_text())["training"]["evals_per_epoch"], 2)
 
+    def test_times_that_do_not_divide_an_epoch(self):
+        out = self.run_of("--evals_per_epoch", "3", "--saves_per_epoch", "5")
+        self.assertEqual([e["step"] for e in self.evaluations(out)], [3, 6, 8, 11, 14, 16])
+        self.assertEqual(self.checkpoints(out), [2, 4, 5, 7, 8, 10, 12, 13, 15, 16])
+
     def test_shares_and_a_resumed_run(self):
         words = ["--eval_steps", "0.25", "--save_steps", "0.5", "--logging_steps", "0.1"]
         whole = self.run_of(*words, out="whole")

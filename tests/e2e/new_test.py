@@ -38,6 +38,27 @@ class New(EndToEnd):
         self.new("--model", LEGAL_BASE, "--data", write_rows(self.folder / "rows.jsonl", rows), "--gpu", "cpu")
         self.assertEqual(json.loads((self.folder / "run.json").read_text())["training"]["objective"], "kto")
 
+    def test_a_folder_with_a_test_set_and_rows_that_are_too_long(self):
+        rows = [{"instruction": f"What is term {n}?", "output": "A year."} for n in range(20)]
+        rows[3] = rows[7] = {"instruction": "What is the term? " * 600, "output": "A year."}
+        folder = self.folder / "my rows"
+        folder.mkdir()
+        write_rows(folder / "train.jsonl", rows)
+        write_rows(folder / "test.jsonl", rows[10:14])
+        out = self.folder / "my run.json"
+        flags = ["--model", LEGAL_BASE, "--data", folder, "--gpu", "cpu", "--out", out]
+        told = self.succeed("new", *flags, cwd=self.folder).out
+        self.assertIn("note: 2 of 20 rows leave nothing to train on", told)
+        self.assertIn(f"unsloth-train data '{out}'\n  unsloth-train '{out}'\n", told)
+        config = json.loads(out.read_text())
+        self.assertEqual((config["data"]["eval_split"], config["data"]["skip_invalid"]), ("test", True))
+        self.assertNotIn("val_size", config["data"])
+        self.assertEqual(config["training"]["warmup_steps"], 1)
+        told = self.succeed(out, cwd=self.folder).err
+        self.assertNotIn("training.warmup_steps", told)
+        evaluated = [e["step"] for e in self.evaluations(self.folder / "out" / "my run")]
+        self.assertEqual(evaluated, [3, 6, 9, 12, 15])
+
     def test_a_file_is_replaced_only_by_force(self):
         kept = self.folder / "run.json"
         kept.write_text("mine")
@@ -54,6 +75,8 @@ class New(EndToEnd):
         flags = ["--out", self.folder / "run.json", "--model", LEGAL_BASE, "--data", TRAIN]
         self.fail_with("option.invalid-value", ["24", "24GiB"], "new", *flags, "--gpu", "24")
         self.fail_with(USAGE, ["NVIDIA H200"], "new", *flags, "--gpu", "voodoo")
+        swapped = ["--out", self.folder / "run.json", "--model", TRAIN, "--data", TRAIN, "--gpu", "cpu"]
+        self.fail_with("model.wrong-file-format", [f"{TRAIN}: not a .safetensors file"], "new", *swapped)
         self.assertFalse((self.folder / "run.json").exists())
 
     def test_a_hub_model_needs_no_weights(self):

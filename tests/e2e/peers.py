@@ -56,7 +56,11 @@ def logits_of(model):
         return torch.cat([model(input_ids=ids).logits[0].float() for ids in rows])
 
 for number, (base, adapter) in enumerate(zip(pairs[::2], pairs[1::2])):
-    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, attn_implementation="eager")
+    options = {}
+    if json.load(open(base + "/config.json")).get("quantization_config", {}).get("quant_method") == "mxfp4":
+        from transformers import Mxfp4Config
+        options["quantization_config"] = Mxfp4Config(dequantize=True)  # whatever kernels are installed
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, attn_implementation="eager", **options)
     if adapter:
         from peft import PeftModel
         model = PeftModel.from_pretrained(model, adapter)

@@ -168,6 +168,14 @@ class Plan(EndToEnd):
             USAGE, [f"{folder}: finetuning_type full needs"], "plan", *arguments, "--finetuning_type", "full"
         )
 
+    def test_what_is_left_to_the_program_is_told(self):
+        words = ("plan", "--model.path", "llama-3.1-8b", "--gpu", "H200", "--learning_rate", "auto", "--r", "auto")
+        log = self.succeed(*words).err
+        self.assertIn("learning_rate auto: 2.86e-04", log)
+        self.assertIn("r auto: 32 stands for what the run chooses", log)
+        log = self.succeed(*words, "--max_steps", 20000, "--max_seq_length", 2048).err
+        self.assertIn("r auto: 128: the adapters' 335544320 parameters are at least the 327680000 targets", log)
+
     def test_a_picture_of_the_step(self):
         picture = self.folder / "step.svg"
         arguments = ("--model.path", "llama-3.1-8b", "--gpu", "H200", "--per_device_train_batch_size", 8, *HOST)

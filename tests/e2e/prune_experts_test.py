@@ -1,5 +1,8 @@
 """prune --experts: exact oracles, MXFP4, layers of such models, what is refused. Saliencies: tests/train/expert_saliency_test.cpp."""
 
+import json
+import re
+
 from pruning import GPT_OSS, QWEN3_MOE, Pruning, changed
 from support import QWEN3, main, model, read_safetensors, write_rows, write_safetensors
 
@@ -74,6 +77,30 @@ class PruneExperts(Pruning):
         self.assertEqual(self.config(pruned)["quantization_config"], self.config(base)["quantization_config"])
         self.assertEqual(self.config(pruned)["num_local_experts"], 5)
         self.train(pruned, self.rows(4), "--max_steps", "1")
+
+    def test_streams_in_host_memory_are_planned(self):
+        def some(count):
+            ids = [{"input_ids": [(5 * i + k) % 128 for i in range(200)]} for k in range(count)]
+            return write_rows(self.folder / f"{count}.jsonl", ids)
+
+        base = model(QWEN3_MOE | {"max_position_embeddings": 256})
+        words = ["--experts", "6", "--max_seq_length", "256"]
+        _, _, log = self.prune(base, *words, rows=some(150))
+        width = 4 * self.config(base)["hidden_size"]
+        planned = float(re.search(r"planned (\S+) MiB on cpu", log)[1])
+        told = re.search(r"the residual streams of 30000 calibration tokens take (\S+) MiB of host memory", log)
+        self.assertAlmostEqual(float(told[1]), 30512 * width / 2**20, 1)  # those of a batch twice
+        words += ["--max_memory", json.dumps({"cpu": f"{int(planned) - 1}MiB"})]
+        refused = self.fail_with(
+            "memory.host-plan-too-large",
+            "the residual streams of 30000 calibration tokens",
+            *self.words(base, some(150), *words, out="refused"),
+        )
+        most = int(re.search(r"at most (\d+) tokens", refused.err)[1])
+        self.assertLess(most, 30000)
+        self.assertGreater(most, 30000 - 3 * 2**20 / width)
+        self.assertNotIn("base ", refused.err)  # nothing of it was read
+        self.prune(base, *words, rows=some(most // 200), out="fewer")
 
     def test_layers_of_a_model_with_experts(self):
         def change(name, values, shape):

@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import re
 import subprocess
 import sys
 
@@ -75,9 +76,10 @@ class Prune(Pruning):
     def test_layers_and_neurons_at_once_and_again(self):
         base = self.copied_model(identity(self.copied_model(model(LLAMA | FOUR), "first"), 0))
         (base / "generation_config.json").write_text('{"temperature": 0.7}')
-        pruned, report, _ = self.prune(base, "--layers", "3", "--intermediate", "40", "--max_shard_size", "20KB")
+        pruned, report, log = self.prune(base, "--layers", "3", "--intermediate", "40", "--max_shard_size", "20KB")
         self.assertEqual(report["num_hidden_layers"]["removed"], [0])
         self.assertEqual(len(report["intermediate_size"]["importance"]), 3)
+        self.assertIn(f"loss {report['loss_after']:.4f}, before {report['loss_before']:.4f} (", log)
         self.assertGreater(len(list(pruned.glob("model-*.safetensors"))), 1)
         self.assertEqual((pruned / "generation_config.json").read_text(), '{"temperature": 0.7}')
         before = {p.name: p.read_bytes() for p in pruned.iterdir()}
@@ -135,6 +137,43 @@ class Prune(Pruning):
                     if name in [f"model.layers.0.self_attn.{p}_proj.weight" for p in "qkv"]:
                         value = lambda k: abs(original[k]) * norms[k % shape[1]]
                         self.assertEqual(kept, sorted(sorted(range(i, i + width), key=value)[width // 2 :]), name)
+
+    def test_long_rows_pass_the_mlps_in_tiles_where_memory_is_short(self):
+        base = model(LLAMA | FOUR | {"intermediate_size": 1024, "max_position_embeddings": 512})
+        rows = write_rows(
+            self.folder / "long.jsonl", [{"input_ids": [(7 * i + k) % 128 for i in range(400)]} for k in range(22)]
+        )
+        words = [
+            "--layers",
+            "3",
+            "--intermediate",
+            "512",
+            "--per_device_train_batch_size",
+            "20",
+            "--max_seq_length",
+            "400",
+        ]
+        _, whole, log = self.prune(base, *words, rows=rows, out="whole")
+        planned = re.search(r"planned (\S+) MiB on cpu for passes of up to 8000 tokens\n", log)
+        self.assertIsNotNone(planned, log)
+        self.assertRegex(log, r"the process took \S+ .iB at most, \S+ MiB of it planned")
+        self.assertRegex(
+            log, r"time: read \S+ s, pass \S+ s \(\d+ tokens/s\), score \S+ s, write \S+ s, loss of the result"
+        )
+        less = ["--max_memory", json.dumps({"cpu": f"{int(float(planned[1])) - 10}MiB"})]
+        _, tiled, log = self.prune(base, *words, *less, rows=rows, out="tiled")
+        self.assertRegex(log, r"for passes of up to 8000 tokens, 4096 at a time through an MLP")
+        for found, expected in zip(
+            tiled["num_hidden_layers"]["block_influence"], whole["num_hidden_layers"]["block_influence"]
+        ):
+            self.assertAlmostEqual(found, expected, delta=1e-5 * expected)
+        self.assertEqual(tiled["num_hidden_layers"]["removed"], whole["num_hidden_layers"]["removed"])
+        for found, expected in zip(
+            tiled["intermediate_size"]["importance"], whole["intermediate_size"]["importance"], strict=True
+        ):
+            for one, other in zip(found, expected, strict=True):
+                self.assertAlmostEqual(one, other, delta=1e-3 * other)  # the report has four digits
+        self.assertAlmostEqual(tiled["loss_before"], whole["loss_before"], 5)
 
     def test_other_types_of_weights(self):
         shape = LLAMA | FOUR | {"hidden_size": 64, "intermediate_size": 128}

@@ -80,6 +80,19 @@ class Resuming(EndToEnd):
         for key in ("global_step", "epoch", "num_input_tokens_seen", "log_history"):
             self.assertEqual(parts[key], whole[key], key)
 
+    def test_what_was_left_to_the_program_stays(self):
+        auto = ("--learning_rate", "auto", "--r", "auto")
+        log = self.succeed(*self.arguments("chosen", *auto, "--max_steps", 1)).err
+        self.assertRegex(log, r"learning_rate auto: 8\.43e-04 = 5e-4 x \(2000 / 1024\)\^0\.781 for a LoRA of a Llama")
+        self.assertRegex(log, r"r auto: 8: the adapters' \d+ parameters are at least the \d+ targets")
+        of_run = json.loads((self.folder / "chosen" / "run_config.json").read_text())
+        self.assertEqual((of_run["training"]["learning_rate"], of_run["lora"]["r"]), (8.43e-4, 8))
+        given = ("--learning_rate", "1e-3", "--r", "4", "--save_steps", 2)
+        self.succeed(*self.arguments("run", *given, "--max_steps", 2))
+        log = self.succeed(*self.arguments("run", *auto, "--resume_from_checkpoint", "auto")).err
+        self.assertIn("learning_rate auto: 0.001, as the run began", log)
+        self.assertIn("r auto: 4, as the run began", log)
+
     def test_in_the_middle_of_an_epoch(self):
         self.compare(at=5)
 
@@ -272,6 +285,26 @@ class Resuming(EndToEnd):
         if state["best_global_step"] > 0:
             self.assertIn(f"checkpoint-{state['best_global_step']}", kept)
         self.assertEqual(len(kept), 2)
+
+    def test_after_the_last_step(self):
+        """What was evaluated and answered is not evaluated again, and has one row."""
+        base = model(TEXT_LLAMA, tokenizer=LEGAL_BASE)
+        rows = write_rows(self.folder / "texts.jsonl", [{"text": f"The term is {n} years."} for n in range(12)])
+        prompts = self.folder / "prompts.txt"
+        prompts.write_text("The term\n")
+        extra = ["--max_steps", 2, "--save_steps", 2, "--sample_prompts", prompts, "--sample_max_new_tokens", 2]
+        for held_out in (["--val_size", 4], []):
+            with self.subTest(held_out=held_out):
+                out = self.folder / f"last{len(held_out)}"
+                arguments = self.arguments(out.name, *extra, *held_out, base=base, rows=rows)
+                self.succeed(*arguments)
+                files = [(out / name).read_text() for name in ("samples.jsonl", "trainer_state.json")]
+                loss = self.summary(out)["final_eval_loss"]
+                (out / "trainer_state.json").unlink()
+                self.succeed(*arguments, "--resume_from_checkpoint", "auto")
+                self.assertEqual([e["step"] for e in self.evaluations(out)], [2] * bool(held_out))
+                self.assertEqual([(out / name).read_text() for name in ("samples.jsonl", "trainer_state.json")], files)
+                self.assertEqual(self.summary(out)["final_eval_loss"], loss)
 
     def test_damaged_ones_are_passed_over(self):
         self.succeed(*self.arguments("whole"))

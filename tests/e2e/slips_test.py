@@ -188,6 +188,23 @@ class Options(EndToEnd):
         self.assertIn("does not read enable_thinkng; Did you mean enable_thinking?", slip)
         self.assertNotIn("does not read", self.succeed(*words, '{"enable_thinking": true}').err)
 
+    def test_a_mistake_in_a_template_is_found_before_rows_are_read(self):
+        template = self.folder / "t.jinja"
+        template.write_text("{% for m in messages %}\n{{ m.content }\n{% endfor %}")
+        rows = self.rows(2)  # of tokens, which no template renders
+        source = json.dumps([{"path": str(rows), "template": str(template)}])
+        for words in (["--train_file", rows, "--template", template], ["--datasets", source]):
+            for command in (["train", "--max_steps", "0", "--device", "cpu"], ["plan", "--gpu_memory", "24GiB"]):
+                says = [f"chat template {template}, line 2, column 14: unexpected '}}'"]
+                self.fail_with("template.failed", says, *command, "--model.path", LEGAL_BASE, *words)
+        words = ["--model.path", LEGAL_BASE, "--template", "{{ messages[0 }}", "--gpu_memory", "24GiB"]
+        self.fail_with("template.failed", ["of the configuration, line 1, column 15: "], "plan", *words)
+
+    def test_numbers_that_no_run_can_have(self):
+        base = self.train_arguments(model(LLAMA), self.rows(2))
+        for option in ("--r", "--per_device_train_batch_size", "--gradient_accumulation_steps", "--warmup_steps"):
+            self.fail_with(USAGE, [option.lstrip("-"), "<= 1000000"], *base, option, str(10**18))
+
     def test_options_that_would_do_nothing(self):
         base = ("generate", "--model.path", LEGAL_BASE, "--prompt", "p")
         self.fail_with(USAGE, ["--n only applies with --temperature", "0.7"], *base, "--n", "3")

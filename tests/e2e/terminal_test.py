@@ -4,6 +4,7 @@ import fcntl
 import os
 import pty
 import re
+import shutil
 import struct
 import subprocess
 import sys
@@ -101,6 +102,28 @@ class Terminal(EndToEnd):
                 # Nothing is left of the line at the end.
                 self.assertTrue(text.endswith("\n"), text[-200:])
                 self.assertNotRegex(text.split("done:")[1], r"left \d\d:\d\d")
+
+    def test_columns_say_less_than_the_terminal(self):
+        """COLUMNS counts in a pipe, and at a terminal where it says less."""
+        folder = self.folder / "run"
+        folder.mkdir()
+        rows = [{"step": step, "epoch": 1, "loss": 1 / step, "step_ms": 5, "tokens": 9} for step in range(1, 300)]
+        write_rows(folder / "metrics.jsonl", rows)
+        widest = {}
+        for columns in ("60", "120", "0", "wide"):
+            text = self.succeed("watch", folder, env=environment(COLUMNS=columns)).out
+            widest[columns] = max(len(line) for line in text.splitlines() if "└" in line)  # of the plots
+        self.assertEqual(widest, {"60": 60, "120": 120, "0": 80, "wide": 80})
+        rows = write_rows(
+            self.folder / "rows.jsonl", [{"text": f"{n}. {'The term is one year. ' * 20}"} for n in range(9000)]
+        )
+        base = model(self.WIDE, tokenizer=LEGAL_BASE)
+        arguments = self.train_arguments(base, rows, "--max_steps", 2, "--max_length", 16, "--cache_dir", "")
+        for columns, most in ((40, 40), (200, 80)):
+            lines = self.status_lines(self.at_terminal(80, "train", *arguments, COLUMNS=columns))
+            shutil.rmtree(self.folder / "out")
+            self.assertTrue(lines)
+            self.assertLess(max(map(len, lines)), most)
 
     def test_runs_are_drawn_in_colours(self):
         """What comes from a run's files is shown by its name; what the program draws with is not."""

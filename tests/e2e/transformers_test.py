@@ -218,6 +218,9 @@ class InTransformers(Merging, Peers):
         for config in (QWEN3_MOE, GPT_OSS):
             name = config["model_type"]
             folders.append(self.pruned(model(config), rows, "--experts", "6", out=name))
+        blocks = model(GPT_OSS, dtype="bfloat16", quantize="mxfp4")
+        for cut in (("--experts", "6"), ("--layers", "1")):
+            folders.append(self.pruned(blocks, rows, *cut, out=f"mxfp4 {cut[0]}"))
         for folder, (logits, _, _) in zip(folders, self.references(rows, *[(folder, "") for folder in folders])):
             with self.subTest(folder.name):
                 self.assertLess(self.distance(logits, self.logits(folder, rows)), LOGITS_TOLERANCE)

@@ -1,6 +1,7 @@
 // Files of training data: JSON Lines, JSON arrays, tables and plain text, plain and compressed, from bytes to ids.
 // options: -max_len=8192 -dict=tests/fuzz/rows.dict
 // parser: src/data/format.cpp src/data/columns.* src/data/conversation.* src/data/preference.* src/data/lines.*
+// parser: src/data/row_images.* src/data/image_source.* src/data/vision.cpp
 // parser: src/data/json_readers.cpp src/data/text_readers.cpp src/data/byte_stream.* src/data/reader.cpp
 #include <nlohmann/json.hpp>
 
@@ -29,6 +30,7 @@ bool takes(const Step& step) {
 void format_row(const nlohmann::ordered_json& row, const data::RowEncoder& encoder) {
     config::DataFormat format = config::DataFormat::automatic;
     if (!takes([&] { format = data::detect_format(row); })) return;
+    static const auto vision = std::make_shared<const data::VisionRows>(data::VisionRows{.image_token = 1});
     for (const bool train_on_prompt : {false, true}) {
         takes([&] {
             const data::RowFormatter formatter(format,
@@ -37,7 +39,8 @@ void format_row(const nlohmann::ordered_json& row, const data::RowEncoder& encod
                                                 .max_seq_length = 64,
                                                 .long_rows = config::LongRows::truncate,
                                                 .max_positions = 128,
-                                                .vocab_size = 4096},
+                                                .vocab_size = 4096,
+                                                .vision = train_on_prompt ? vision : nullptr},
                                                &encoder);
             const data::FormattedRow made = formatter.format(row);
             fuzz::require(made.labels.size() == made.ids.size() && made.ids.size() <= 64,

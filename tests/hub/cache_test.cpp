@@ -52,6 +52,19 @@ std::string words(Kind kind, const std::string& text) {
                found->inside);
 }
 
+TEST(Repository, AConfigurationIsAFolderOfIt) {
+    const test::ScratchFolder local;
+    const std::string here = local.path().string();
+    for (const auto& [path, expected] : {std::pair<std::string, std::string>{"org/name", "hf://datasets/org/name/main"},
+                                         {"hf://datasets/org/name", "hf://datasets/org/name/main"},
+                                         {"org/name@v1", "hf://datasets/org/name@v1/main"},
+                                         {"no/such/folder", "no/such/folder/main"},
+                                         {here, here + "/main"},
+                                         {here + "/", here + "/main"}})
+        EXPECT_EQ(folder_of_configuration(path, "main"), expected);
+    EXPECT_EQ(folder_of_configuration("org/name", ""), "org/name");
+}
+
 TEST(Repository, Names) {
     EXPECT_EQ(words(Kind::model, "org/name"), "model org/name main ");
     EXPECT_EQ(words(Kind::dataset, "o-r_g/n.a-m_e.1"), "dataset o-r_g/n.a-m_e.1 main ");

@@ -42,6 +42,24 @@ inline std::vector<OpCase> rope_cases(uint64_t seed) {
             cases.push_back(c);
         }
     }
+    {
+        const int64_t tokens = 57, pairs = 12;
+        OpCase c;
+        c.name = "rope_table by axes";
+        c.args = {{"positions", at::randint(0, 4096, {tokens, 3}, at::kInt)},
+                  {"inv_freq", rope_frequencies(pairs, 5000000.0)},
+                  {"axis", at::arange(pairs, at::kInt).remainder(3).contiguous()},
+                  {"cos", at::full({tokens, pairs}, NAN), Role::output},
+                  {"sin", at::full({tokens, pairs}, NAN), Role::output}};
+        c.tolerance = Tolerance{4e-7, 2e-7, 0};
+        c.run = [](ops::Context& ctx, const Tensors& a) { ops::rope_table(ctx, a[0], a[1], 1.0, a[3], a[4], a[2]); };
+        c.expected = [](const Tensors& a) {
+            const at::Tensor each = a[0].index_select(1, a[2].to(at::kLong)).to(at::kFloat);
+            const at::Tensor angle = (each * a[1].to(at::kFloat).unsqueeze(0)).to(at::kDouble);
+            return Tensors{angle.cos(), angle.sin()};
+        };
+        cases.push_back(c);
+    }
     const auto add = [&](int64_t tokens, int64_t heads, int64_t head_dim, at::ScalarType dtype, Layout layout) {
         const Tensors table =
             rope_table_oracle(at::randint(0, 4096, {tokens}, at::kInt), rope_frequencies(head_dim / 2, 10000.0), 1.0);

@@ -23,6 +23,11 @@ TEST(Card, IsFoundByTheNamesThatPeopleAndDriversUse) {
     EXPECT_FALSE(known);
     EXPECT_EQ(other.name, "NVIDIA RTX 4070");
     EXPECT_EQ(other.compute_capability, 8.9);
+    for (const char* name : {"NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA A1000"}) {  // other chips
+        EXPECT_EQ(card_of_driver(name, 8.9, known).name, name);
+        EXPECT_FALSE(known) << name;
+        EXPECT_THROW(find_card(name), Error) << name;
+    }
     EXPECT_GE(card_names().size(), 8U);
     try {
         find_card("Voodoo 2");

@@ -127,27 +127,6 @@ TEST(Doubts, OptionsForLongerRuns) {
     EXPECT_TRUE(doubt_lengths(config, {1, 20, 64}).empty());
 }
 
-// 5e-4 (2000 / hidden)^p with p of the model's family, by hand.
-TEST(LearningRate, FollowsThePublishedRule) {
-    const auto rate = [](const char* family, int64_t hidden, config::FinetuningType type, config::Objective objective) {
-        config::Config config;
-        config.lora.finetuning_type = type;
-        config.training.objective = objective;
-        spec::ModelSpec spec;
-        spec.model_type = family;
-        spec.hidden_size = hidden;
-        return learning_rate_rule(config, spec).rate;
-    };
-    constexpr auto lora = config::FinetuningType::lora, full = config::FinetuningType::full;
-    constexpr auto sft = config::Objective::sft;
-    EXPECT_NEAR(rate("llama", 4096, lora, sft), 2.857e-4, 1e-6);
-    EXPECT_NEAR(rate("llama", 2000, lora, sft), 5e-4, 1e-9);
-    EXPECT_NEAR(rate("llama", 8192, full, sft), 1.663e-5, 1e-7);
-    EXPECT_NEAR(rate("qwen3", 5120, lora, sft), 4.648e-4, 1e-6);
-    EXPECT_EQ(rate("llama", 64, lora, sft), rate("llama", 1024, lora, sft)) << "nothing is known of so small a model";
-    EXPECT_EQ(rate("llama", 4096, lora, config::Objective::dpo), 1e-5);
-}
-
 TEST(LearningRate, LoraPlusGivesBAndEmbeddingsRatesOfTheirOwn) {
     config::Config config;
     EXPECT_EQ(adamw_settings(config).rate_factors, (std::array<double, ops::rate_groups>{1, 1, 1, 1}));

@@ -120,7 +120,7 @@ TEST(LossMean, LeavesOutWhatIsNotFinite) {
 }
 
 TEST(TimeLeft, CountsStepsEvaluationsAndSaves) {
-    train::TimeLeft left({.total_steps = 10, .eval_steps = 3, .save_steps = 5, .eval_tokens = 300});
+    train::TimeLeft left({.total_steps = 10, .eval = {3}, .save = {5}, .eval_tokens = 300});
     left.stepped(2, 100);
     // Three evaluations on the way and one at the end, each half of what 300 tokens would take to train on.
     EXPECT_DOUBLE_EQ(left.after(1), 9 * 2 + 4 * 3.0);

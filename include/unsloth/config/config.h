@@ -138,6 +138,7 @@ struct DataOptions {
     std::vector<std::pair<std::string, std::string>> columns;  ///< {name here, name in the file}
     TextUnit text_unit = TextUnit::paragraph;
     InvalidUtf8 invalid_utf8 = InvalidUtf8::refuse;
+    std::string image_root;  ///< folder that paths of images are relative to; empty: that of their rows' file
     bool train_on_prompt = false;
     bool train_on_last_turn_only = false;
     bool shuffle = true;

@@ -7,16 +7,26 @@
 
 namespace unsloth::config {
 
-/// In steps; 0: not by steps.
-struct StepIntervals {
-    int64_t eval = 0, save = 0, log = 1;
+/// Which steps of a run, counted from 1, are chosen: each `every`-th, or `per_epoch` of each epoch. The i-th of N in an
+/// epoch of S steps is i S / N, rounded up: N where S is at least N, at distances that differ by one, the last at the
+/// epoch's end.
+struct StepInterval {
+    int64_t every = 0;        ///< the longest distance; 0: none is chosen
+    double per_epoch = 0;     ///< 0: each `every`-th
+    int64_t epoch_steps = 0;  ///< with `per_epoch`
 
-    /// Whether `step`, from 1, is one of an interval's.
-    static bool falls_on(int64_t every, int64_t step) { return every > 0 && step % every == 0; }
+    bool falls_on(int64_t step) const { return count(step) > count(step - 1); }
+    /// How many of the first `steps` are chosen.
+    int64_t count(int64_t steps) const;
+    int64_t shortest() const;  ///< distance
+};
+
+struct StepIntervals {
+    StepInterval eval, save, log;
 };
 
 /// What the options mean for a run of `total_steps`, whose epochs have `epoch_steps` each. Shares of the run are
-/// rounded up, as in transformers, and so is an epoch's part. A run without steps has no shares: 0.
+/// rounded up, as in transformers. A run without steps has no shares: 0.
 StepIntervals step_intervals(const TrainingOptions& training, int64_t total_steps, int64_t epoch_steps);
 
 /// Whether training.eval_steps or evals_per_epoch asks for evaluations during the run.

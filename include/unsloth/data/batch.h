@@ -34,6 +34,26 @@ struct OptionTokens {
     bool operator==(const OptionTokens&) const = default;
 };
 
+/// An image among a row's tokens, as a model's tower reads it. With p pixels a patch's side and m patches a merged
+/// square's side, its tokens are grid_h grid_w / m², one after another from `first` on.
+struct Image {
+    int32_t first = 0;               ///< index of its first token: in a Sample of its ids, in a Batch of ids_T
+    int32_t grid_h = 0, grid_w = 0;  ///< patches, of each a multiple of m
+    /// Bytes before they are normalised, [grid_h grid_w, 3, p, p]: merged squares row by row, and within each its m x m
+    /// patches row by row.
+    std::shared_ptr<const std::vector<uint8_t>> pixels;
+
+    int64_t patches() const { return int64_t{grid_h} * grid_w; }
+};
+
+/// Where the file of an image is.
+struct ImageSource {
+    bool inlined = false;  ///< `data` is the file itself: the row brought it
+    std::string data;      ///< else its absolute path, links resolved
+
+    bool operator==(const ImageSource&) const = default;
+};
+
 /// One row ready to train on. Ids, labels and positions have the same length.
 struct Sample {
     int64_t row = 0;  ///< index of the row in its source file, from 0
@@ -44,6 +64,11 @@ struct Sample {
     std::optional<int32_t> dropout_row = {};  ///< names the row's dropout masks; absent: `row`
     bool desirable = false;                   ///< the verdict on the row's answer, where it has one
     OptionTokens options = {};                ///< of a decision, whose last token alone is a target
+    std::vector<Image> images = {};           ///< in the order of their tokens
+    std::vector<ImageSource> sources = {};    ///< of each image, where rows were read from files
+    /// [T, 3] positions of time, height and width, where a row has images; empty: `positions`, three times. `positions`
+    /// then count the segment's tokens as they do elsewhere.
+    std::vector<int32_t> axes = {};
 };
 
 /// One of `size` ranks that share each row's tokens (data/context_slice.h).
@@ -71,6 +96,8 @@ struct Batch {
     std::vector<int32_t>
         targets_T;  ///< what position t must predict: the label of t + 1 within its segment, or ignore_label
     std::vector<int32_t> positions_T;
+    std::vector<int32_t> axes_T3;  ///< [T, 3] Sample::axes; empty where no row has any
+    std::vector<Image> images;     ///< of all rows, in the order of their tokens
     std::vector<int32_t>
         row_T;  ///< names the row of each token for dropout's counter: the source row, unless it repeats in an epoch
     std::vector<int32_t> offset_T;  ///< token's index in its source row

@@ -73,7 +73,9 @@ class Dataset {
     static Dataset from_samples(const std::vector<Sample>& samples);
 
     int64_t size() const { return static_cast<int64_t>(rows_.size()); }
-    Sample sample(int64_t i) const;
+    Sample sample(int64_t i) const;  ///< images have no pixels
+    /// Decodes the images of samples of this data set, see data/vision.h.
+    void load_pixels(std::vector<Sample>& rows) const;
     int64_t row(int64_t i) const;      ///< id: the row's number over all files of all sources
     int64_t piece(int64_t i) const;    ///< which part of that row it is, from 0; rows that were not split have one
     int32_t source(int64_t i) const;   ///< number of its source, from 0
@@ -81,6 +83,8 @@ class Dataset {
     int64_t targets(int64_t i) const;  ///< labels that count, after the shift
     int64_t first_targets(int64_t i) const;  ///< of the row's first segment; reads the row
     int64_t segments(int64_t i) const;
+    int64_t images(int64_t i) const;   ///< as many, from their sizes alone; reads a row that has some
+    int64_t patches(int64_t i) const;  ///< of these
     /// Tokens of its segments, with those that segments share once for each; reads a row of several segments.
     int64_t keys(int64_t i) const;
     bool truncated(int64_t i) const;
@@ -114,9 +118,12 @@ class Dataset {
     /// For ORPO: the first segment's tokens before its first target become targets too, with prompt_label().
     Dataset with_learnt_prompts() const;
 
-    /// Without the rows whose tokens, labels and positions (of all their pieces) are those of an earlier row. Reads all
-    /// of them.
+    /// Without the rows that equal an earlier one. Rows are equal if tokens, labels, positions, images and verdict (of
+    /// all their pieces) are. Reads all of them.
     Dataset without_duplicates() const;
+    /// How many of its rows, and of how many, equal a row of `other`, as above; the pieces of a row count as one. Reads
+    /// all rows of both.
+    std::pair<int64_t, int64_t> shared_with(const Dataset& other) const;
 
     struct Store;
     /// Of all rows of a store; `file` counts what was left out.
@@ -124,6 +131,8 @@ class Dataset {
 
   private:
     Dataset(std::shared_ptr<const Store> store, std::vector<int64_t> rows, DatasetStats file);
+    /// A hash of the row that begins here, with all its pieces, and where the next one begins.
+    std::pair<std::string, int64_t> content(int64_t begin) const;
 
     std::shared_ptr<const Store> store_;
     std::vector<int64_t> rows_;  ///< indices into the store

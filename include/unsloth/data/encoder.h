@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "unsloth/data/batch.h"
 #include "unsloth/openai/decision.h"
 #include "unsloth/tokenizer/chat.h"
 
@@ -61,8 +62,10 @@ enum class InstructionForm {
 struct EncodedRow {
     std::vector<int32_t> ids;
     std::vector<std::pair<int32_t, int32_t>>
-        trained;          ///< [start, end) in tokens: what is learnt when prompts are masked
-    uint32_t doubts = 0;  ///< RowDoubts
+        trained;                            ///< [start, end) in tokens: what is learnt when prompts are masked
+    uint32_t doubts = 0;                    ///< RowDoubts
+    std::vector<Image> images = {};         ///< without pixels
+    std::vector<ImageSource> sources = {};  ///< of each image
 };
 
 /// Used from several threads at once: implementations are immutable. An input Error thrown here counts

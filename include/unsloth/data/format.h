@@ -2,8 +2,10 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <initializer_list>
+#include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
@@ -14,6 +16,7 @@
 #include "unsloth/data/batch.h"
 #include "unsloth/data/encoder.h"
 #include "unsloth/data/segments.h"
+#include "unsloth/data/vision.h"
 
 namespace unsloth::data {
 
@@ -33,6 +36,8 @@ struct RowOptions {
     int64_t max_prompt_length = 0;  ///< of preferences, see PreferenceOptions; below max_seq_length
     config::TruncationMode truncation_mode = config::TruncationMode::keep_end;
     int64_t bos_id = -1;  ///< the model's BOS token, that tokenised rows are examined for; -1: not known
+    std::shared_ptr<const VisionRows> vision = {};  ///< null: the model reads text alone
+    std::filesystem::path image_root = {};  ///< that images' paths are relative to; empty: the folder of the rows' file
 };
 
 struct FormattedRow {
@@ -41,13 +46,15 @@ struct FormattedRow {
     std::vector<int32_t> positions;  ///< empty: 0, 1, 2, ...
     Segments segments = {};          ///< empty: one
     bool truncated = false;
-    int64_t targets = 0;        ///< after truncation
-    uint32_t doubts = 0;        ///< RowDoubts
-    bool too_long = false;      ///< longer than max_seq_length, and not to be cut: to be split or dropped
-    bool split = false;         ///< a piece of a row
-    int32_t piece = 0;          ///< its number within the row
-    bool desirable = false;     ///< the verdict on the answer, where there is one
-    OptionTokens options = {};  ///< of a decision
+    int64_t targets = 0;                    ///< after truncation
+    uint32_t doubts = 0;                    ///< RowDoubts
+    bool too_long = false;                  ///< longer than max_seq_length, and not to be cut: to be split or dropped
+    bool split = false;                     ///< a piece of a row
+    int32_t piece = 0;                      ///< its number within the row
+    bool desirable = false;                 ///< the verdict on the answer, where there is one
+    OptionTokens options = {};              ///< of a decision
+    std::vector<Image> images = {};         ///< without pixels
+    std::vector<ImageSource> sources = {};  ///< of each image
 };
 
 /// The configuration's name of a format ("tokenized", "alpaca", "messages", ..., "auto").
@@ -80,7 +87,11 @@ class RowFormatter {
     /// them nothing is left to learn. With kto a row {prompt, completion, label} keeps its verdict (see judged_of there
     /// for its other forms). With decision a row is the prompt of its question and one more token, the label of the
     /// option that the answer names first of all: BadRow for one that is too long, for none of it may be cut.
-    FormattedRow format(const nlohmann::ordered_json& row) const;
+    ///
+    /// A conversation may have images (src/data/row_images.h says in which forms). Their paths are relative to
+    /// `folder`, unless RowOptions::image_root names another. BadRow image.* for images that are not read, for numbers
+    /// of images and places that differ, and where the model reads text alone.
+    FormattedRow format(const nlohmann::ordered_json& row, const std::filesystem::path& folder = {}) const;
     /// A row that is too long as rows of at most max_seq_length tokens. Each but the first begins with the token that
     /// the one before ends with, for its context, unless a segment begins there: so every token that is a target of
     /// the row is one of exactly one piece. Pieces without a target are left out where others have some.
@@ -88,7 +99,10 @@ class RowFormatter {
     bool splits() const;  ///< what becomes of rows that are too long; else they are cut or dropped
 
   private:
+    FormattedRow without_images(const nlohmann::ordered_json& row) const;
+    FormattedRow with_images(nlohmann::ordered_json row, const std::filesystem::path& folder) const;
     FormattedRow supervised(const nlohmann::ordered_json& row) const;
+    EncodedRow conversation(const nlohmann::ordered_json& row, std::vector<bool>& learnt) const;
     FormattedRow pair(const nlohmann::ordered_json& row) const;
     std::pair<FormattedRow, FormattedRow> both_answers(const nlohmann::ordered_json& row) const;
     FormattedRow joined(const std::pair<FormattedRow, FormattedRow>& answers) const;
@@ -108,6 +122,7 @@ class RowFormatter {
     void shorten_prompts(std::initializer_list<FormattedRow*> answers) const;
     void finish(FormattedRow& row) const;
     void check_reach(const FormattedRow& row) const;
+    void cut_images(FormattedRow& row) const;
     void check_kind() const;
 
     config::DataFormat format_;

@@ -36,7 +36,8 @@ struct SourceFiles {
 ///
 /// `split` keeps the files that belong to it: their name begins with it, followed by one of `-._`
 /// (train-00000-of-00002.parquet, train.jsonl), or a folder below the path has its name. Without a split, a folder that
-/// has files of `train` is its `train` (said in the log), so that a test set beside it is not trained on by mistake.
+/// has files of `train` is its `train`, and a glob that matches some leaves out those of other splits (both said in the
+/// log), so that a test set beside it is not trained on by mistake.
 ///
 /// Input Error when nothing is found, or nothing belongs to the split; it names the splits that are there. A file
 /// belongs to the split that its name says, and to train.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -16,9 +17,10 @@ namespace unsloth::data {
 
 /// What the rows must fit; 0 where it is not known.
 struct ModelLimits {
-    int64_t vocab_size = 0;     ///< rows of the embedding
-    int64_t max_positions = 0;  ///< max_position_embeddings
-    int64_t bos_id = -1;        ///< bos_token_id; -1: none is named
+    int64_t vocab_size = 0;             ///< rows of the embedding
+    int64_t max_positions = 0;          ///< max_position_embeddings
+    int64_t bos_id = -1;                ///< bos_token_id; -1: none is named
+    std::filesystem::path folder = {};  ///< the model's, whose image processor rows with images need
 };
 
 /// The sources that the rows come from; of evaluation rows none where no file of them is set. What a source does not

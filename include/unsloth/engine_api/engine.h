@@ -198,6 +198,11 @@ struct Calibration {
     std::vector<std::array<std::vector<float>, linear_inputs>> inputs;
     std::vector<Removal> scan;
     std::vector<Experts> experts;  ///< by layer; empty: not asked for
+    double read_seconds = 0;       ///< of rows and model
+    double pass_seconds = 0;
+    int64_t passed_tokens = 0;  ///< of all passes through the layers
+    /// Of the device, of what the plan held; on the CPU of the process, of what it held at most.
+    int64_t planned_bytes = 0, taken_bytes = 0;
 };
 
 /// What a run would take on a GPU that need not be here.

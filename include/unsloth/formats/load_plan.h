@@ -76,7 +76,9 @@ class ModelTensors {
     /// lm_head, or embed_tokens where they are tied.
     const TensorSource& head() const;
     const TensorSource* find(const std::string& hf_name) const;
-    /// Of other parts of the model that this one is a part of, as they lie.
+    /// Those of ModelSpec::vision, in the order of spec::vision_tensors, as matrices or vectors.
+    std::vector<TensorSource> vision;
+    /// Of other parts of the model that this one is a part of, as they lie; those of `vision` among them.
     std::vector<const TensorView*> others;
     /// Where one tensor holds all experts of a layer: each one's rows, or values, which sources point to.
     std::shared_ptr<const std::deque<TensorView>> rows_of_all_experts;

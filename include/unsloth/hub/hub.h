@@ -23,6 +23,10 @@ struct Repository {
 /// `hf://[datasets/]org/name[@revision][/inside]`. nullopt for anything else.
 std::optional<Repository> parse_repository(Kind kind, const std::string& text);
 
+/// The path of a data set with the folder of its configuration: hf://datasets/ORG/NAME/FOLDER where it is of the hub.
+/// An empty `configuration`: the path as it is.
+std::string folder_of_configuration(const std::string& path, const std::string& configuration);
+
 /// What of a repository is wanted.
 struct Request {
     Repository repository;

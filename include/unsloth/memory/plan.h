@@ -18,7 +18,8 @@ enum Phase : uint8_t {
     head = 2,      ///< final norm, lm_head, loss and their gradients
     backward = 4,  ///< the layers' backward pass (recompute included)
     update = 8,    ///< gradient norm and optimizer
-    always = 15,
+    tower = 16,    ///< a tower over images, before the embedding: nothing of the micro-batch is there yet
+    always = 31,
 };
 
 /// A planned buffer's index.

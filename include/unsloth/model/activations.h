@@ -99,9 +99,23 @@ struct HeadBuffers {
     ops::CodedMatrix codes;        ///< flat: of a chunk's h, then of its logits' gradient; undefined without
 };
 
+/// What a tower computes with, an image at a time: P patches of C values, up to F in its MLPs. All flat: views are of
+/// the image at hand. Undefined where no images are planned for.
+struct VisionBuffers {
+    at::Tensor bytes;                   ///< uint8: the patches' pixels
+    at::Tensor x, h, wide;              ///< residual stream; norm and attention outputs; qkv, and an MLP's inner values
+    at::Tensor rstd;                    ///< fp32, of RMSNorm
+    at::Tensor index, share;            ///< int32 and fp32 [P, 4]: learned positions; undefined without
+    at::Tensor positions, cos, sin;     ///< int32 [P, 2], fp32 [P, d / 2]: of the rotation
+    at::Tensor tokens;                  ///< int32: the image's tokens in the tower's order
+    at::Tensor features;                ///< [most image tokens, D] of a micro-batch
+    std::vector<at::Tensor> deepstack;  ///< the same for VisionSpec::deepstack; each micro-batch's own
+};
+
 /// How one of ModelSpec::ropes rotates a micro-batch's tokens.
 struct RopeTable {
     at::Tensor inv_freq_p;      ///< fp32 [p]: the inverse frequencies, of half the values of a head that turn
+    at::Tensor axis_p;          ///< int32 [p]: the axis that each turns by; undefined without M-RoPE
     at::Tensor cos_Tp, sin_Tp;  ///< fp32 [T, p]
     /// Of queries, which are multiplied by query_T, fp32 [T], too; undefined: they turn as keys do.
     at::Tensor query_cos_Tp, query_sin_Tp, query_T;
@@ -110,6 +124,7 @@ struct RopeTable {
 /// One micro-batch's tokens on the device.
 struct TokenBuffers {
     at::Tensor ids_T, positions_T, row_T, offset_T;  ///< int32; the last two undefined without dropout and noise
+    at::Tensor axes;                                 ///< int32, flat [T, 3]; undefined without M-RoPE
     at::Tensor noise_T;                              ///< fp32: its magnitude; undefined without noise
     at::Tensor target_index_n, target_ids_n;         ///< int32, of the most rows with a target
     at::Tensor target_places;                        ///< int32 [T copies]: where each token is among them, or -1
@@ -153,6 +168,8 @@ struct ActivationSizes {
     int64_t cache_tokens = 0;     ///< of all sequences that generation continues, in whole pages
     bool cache_in_8_bit = false;  ///< their keys and values (ops/kv_cache.h)
     int64_t context = 0;          ///< most of them that one sequence has; 0: all (longest_context)
+    int64_t patches = 0;          ///< of the largest image; 0: rows have none
+    int64_t image_tokens = 0;     ///< most of a micro-batch that are images'
     int64_t adapters = 0;         ///< of generation: that tokens choose among; 0: the only one, if any, is everybody's
     bool training = true;         ///< backward buffers too
     bool dropout = false;
@@ -193,6 +210,7 @@ struct ActivationTensors {
     Scratch scratch;
     HeadBuffers head;
     TokenBuffers tokens;
+    VisionBuffers vision;
     std::vector<at::Tensor> objective;  ///< as ObjectiveNeeds::buffers
     std::vector<ops::KvCache> caches;
 };
@@ -227,6 +245,7 @@ class Activations {
     const Scratch& scratch() const { return tensors_.scratch; }
     const HeadBuffers& head() const { return tensors_.head; }
     const TokenBuffers& tokens() const { return tensors_.tokens; }
+    const VisionBuffers& vision() const { return tensors_.vision; }
     /// Of the objective's buffers the one of that number, flat and whole.
     const at::Tensor& objective(std::size_t buffer) const { return tensors_.objective.at(buffer); }
     /// One a layer.

@@ -6,8 +6,11 @@
 
 namespace unsloth::model {
 
-/// The first layer's input from the micro-batch's ids; with `noise` NEFTune's is added (Network::noise_alpha).
+/// The first layer's input from the micro-batch's ids; with `noise` NEFTune's is added (Network::noise_alpha). Features
+/// of its images, if it has some, take the place of their tokens.
 void embed(ops::Context& ctx, const Network& network, const MicroBatch& micro, bool noise);
+/// Adds to a layer's output what the tower made of the images for it (VisionSpec::deepstack).
+void add_image_features(const Network& network, const MicroBatch& micro, int layer);
 /// Adds the gradient of a trained embedding, from that of the first layer's input.
 void embedding_backward(ops::Context& ctx, const Network& network, const MicroBatch& micro);
 

@@ -69,7 +69,7 @@ struct LoadRequest {
 class ModelPlan {
   public:
     /// Input Error where the adapter does not fit the model, usage Error where the request makes no sense (full
-    /// fine-tuning of a 4-bit checkpoint, …).
+    /// fine-tuning of a 4-bit checkpoint, rows with images where ranks share a model, …).
     ModelPlan(std::shared_ptr<const formats::WeightFile> file, LoadRequest request);
     /// A plan of the same model with the same parameters to train, for another request: saves time.
     ModelPlan with(LoadRequest request) const;
@@ -141,6 +141,8 @@ class ModelPlan {
   private:
     bool trains_all() const { return request_.finetuning_type == config::FinetuningType::full && request_.trains; }
     bool trains(spec::TensorRole role) const;  ///< outside of the layers
+    bool sees_images() const { return request_.sizes.patches > 0; }
+    void require_images() const;
     void read_trained();
     void plan_rank();
     void choose_own(const spec::Stage& stage);

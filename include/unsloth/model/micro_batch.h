@@ -18,7 +18,8 @@ class MicroBatch {
                int lowest_layer, PassCounts& counts, int slices = 1);
 
     /// Puts the batch's ids, targets and segments on the device, cuts the activations to its tokens and makes its RoPE
-    /// table. Tokens that are missing to a multiple of the slices are added behind the segments. Nothing synchronises.
+    /// table. Tokens that are missing to a multiple of the slices are added behind the segments. Images are kept for
+    /// the tower. CheckError for some that were not planned for. Nothing synchronises.
     void upload(const data::Batch& batch);
     /// After upload(): rows and offsets that dropout's masks and noise are drawn from.
     void upload_rows(const data::Batch& batch);
@@ -39,12 +40,14 @@ class MicroBatch {
     int64_t targets() const { return targets_; }  ///< rows with one
     int64_t segments() const { return segments_; }
     int64_t distinct_ids() const { return distinct_ids_; }  ///< with a token order
+    const std::vector<data::Image>& images() const { return images_; }
     const TokenInputs& inputs() const { return inputs_; }
     const Activations& activations() const { return *activations_; }
     /// nullptr: what layers keep stays on the device.
     Offload* offload() { return offload_.get(); }
 
   private:
+    void take_images(const data::Batch& batch);
     void upload_shared_keys(const data::Batch& batch);
     void upload_keys(const std::vector<int32_t>& keys, const std::vector<int32_t>& offsets, int64_t all_keys);
     void make_rope_tables(const data::Batch& batch, int64_t longest_position);
@@ -55,6 +58,7 @@ class MicroBatch {
     std::unique_ptr<Offload> offload_;
     int slices_;
     TokenInputs inputs_;
+    std::vector<data::Image> images_;
     int64_t tokens_ = 0, targets_ = 0, segments_ = 0, distinct_ids_ = 0;
     struct Rope {
         double scaling = 1.0;

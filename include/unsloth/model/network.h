@@ -4,6 +4,7 @@
 
 #include <array>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "unsloth/formats/load_plan.h"
@@ -12,6 +13,7 @@
 #include "unsloth/model/pipeline.h"
 #include "unsloth/model/tensor_parallel.h"
 #include "unsloth/weights/base_plan.h"
+#include "unsloth/weights/vision_weights.h"
 
 namespace unsloth::model {
 
@@ -42,7 +44,8 @@ struct Network {
     weights::ByGroup<at::Tensor> owners;
     std::unique_ptr<weights::WeightProvider> weight_provider;
     weights::EmbeddingAndHead embedding_and_head;
-    uint64_t embedding_and_head_version = 0;  ///< of the parameters in `outer`
+    std::optional<weights::VisionWeights> vision;  ///< where images are planned for
+    uint64_t embedding_and_head_version = 0;       ///< of the parameters in `outer`
 
     spec::Range vocabulary() const { return spec::vocabulary_slice(spec.vocab_size, tp.place()); }
     int layers() const { return static_cast<int>(spec.num_layers); }

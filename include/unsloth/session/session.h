@@ -13,6 +13,7 @@
 #include "unsloth/model/loader.h"
 #include "unsloth/model/model.h"
 #include "unsloth/placement/load_request.h"
+#include "unsloth/placement/memory_use.h"
 #include "unsloth/tokenizer/tokenizer.h"
 
 namespace unsloth::session {
@@ -48,17 +49,31 @@ data::EncoderMaker encoder_maker(const OpenedModel& opened, const config::Config
 /// The rows of data.train_file, without the cache. Errors as data::Dataset::load().
 data::Dataset read_rows(const OpenedModel& opened, const config::Config& config, const data::DatasetOptions& options);
 
-/// A model for forward passes alone (score, generate): planned, checked against memory, loaded.
+/// The plan of a model for forward passes alone (score, generate), and what it may take.
+struct PassesPlan {
+    model::ModelPlan plan;
+    placement::MemoryBudget budget;
+};
+/// Passes have from `fewest_tokens` to `tokens` tokens. `adapters`: that generation's rows choose among, instead of the
+/// configuration's one; `slots`: places for such, to be filled later. `beside`: bytes that the caller will hold beside
+/// the model. `patches`: of the largest image in rows; 0: rows have none. Reads no weights; the plan may exceed its
+/// budget.
+PassesPlan plan_passes(const config::LoadedConfig& loaded, const OpenedModel& opened, int64_t tokens, int64_t segments,
+                       int64_t head_rows, int64_t fewest_tokens, const placement::CacheSize& cache = {},
+                       const engine_api::NamedFolders& adapters = {}, const weights::AdapterSlots& slots = {},
+                       const placement::MemoryBudget& beside = {}, int64_t patches = 0);
+
 struct LoadedModel {
     std::unique_ptr<ops::Context> ctx;
     std::unique_ptr<model::Model> model;
 };
-/// Passes have from `fewest_tokens` to `tokens` tokens. `adapters`: that generation's rows choose among, instead of the
-/// configuration's one; `slots`: places for such, to be filled later.
+/// Errors as placement::require_memory; input Error for weights that are not finite.
+LoadedModel load(const config::LoadedConfig& loaded, const OpenedModel& opened, const PassesPlan& planned);
+/// Both, one after the other.
 LoadedModel load_for_inference(const config::LoadedConfig& loaded, const OpenedModel& opened, int64_t tokens,
                                int64_t segments, int64_t head_rows, int64_t fewest_tokens,
                                const placement::CacheSize& cache = {}, const engine_api::NamedFolders& adapters = {},
-                               const weights::AdapterSlots& slots = {});
+                               const weights::AdapterSlots& slots = {}, int64_t patches = 0);
 
 /// The configuration of answers by adapters alone: their base is what the first was trained on, positions are scaled as
 /// they were in training. usage Error, with an adapter's name, where they were scaled differently.

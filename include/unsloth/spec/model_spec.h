@@ -12,6 +12,7 @@
 #include "unsloth/spec/dtype.h"
 #include "unsloth/spec/gate_activation.h"
 #include "unsloth/spec/router_weights.h"
+#include "unsloth/spec/vision_spec.h"
 
 namespace unsloth::spec {
 
@@ -85,7 +86,13 @@ struct RopeSpec {
     double rotated_share = 1.0;  ///< of a head's values, from the first on; the others keep their values
     /// Queries are multiplied by 1 + query_beta * ln(1 + floor(position / original length)). 0: they are not.
     double query_beta = 0.0;
+    /// M-RoPE: a token has positions of time, height and width, and so many of the frequencies turn by each. Those of
+    /// time come first, then height's, then width's; or `interleaved`: every third from 1 on is height's, every third
+    /// from 2 on width's, as many as there are. Zeros: a token has one position.
+    std::array<int64_t, 3> sections{};
+    bool interleaved = false;
 
+    bool by_axes() const { return sections[0] > 0; }
     /// Whether a sequence's frequencies depend on its length.
     bool by_length() const { return type == Type::dynamic || type == Type::longrope; }
 };
@@ -114,21 +121,27 @@ struct LayerSpec {
     bool operator==(const LayerSpec&) const = default;
 };
 
+/// Where a checkpoint's names of a part's tensors have what tells the part: "language_model.model.norm.weight",
+/// "model.language_model.norm.weight" beside "lm_head.weight", or nowhere.
+enum class PartNames : uint8_t { before, within, none };
+
 /// Where a layer's norms are: on what attention and the MLP read, on what they add to the residual stream, or both.
 enum class NormPlacement : uint8_t { before, after, both };
 
 struct ModelSpec {
     std::string model_type;  ///< the family, as config.json says it
-    /// The model is the text part of another one of this model_type, whose names put language_model before its own;
+    /// The model is the text part of another one of this model_type, whose modules put language_model before its own;
     /// empty: it is alone.
     std::string part_of;
-    int64_t hidden_size = 0;        ///< D
-    int64_t intermediate_size = 0;  ///< F
-    int64_t num_layers = 0;         ///< L
-    int64_t num_heads = 0;          ///< H
-    int64_t num_kv_heads = 0;       ///< K heads; divides num_heads
-    int64_t head_dim = 0;           ///< d; even
-    int64_t vocab_size = 0;         ///< V
+    PartNames part_names = PartNames::before;
+    std::optional<VisionSpec> vision;  ///< the part that makes embeddings of images, where this program runs it
+    int64_t hidden_size = 0;           ///< D
+    int64_t intermediate_size = 0;     ///< F
+    int64_t num_layers = 0;            ///< L
+    int64_t num_heads = 0;             ///< H
+    int64_t num_kv_heads = 0;          ///< K heads; divides num_heads
+    int64_t head_dim = 0;              ///< d; even
+    int64_t vocab_size = 0;            ///< V
     int64_t max_position_embeddings = 0;
     double rms_norm_eps = 1e-6;
     std::vector<RopeSpec> ropes = {RopeSpec()};  ///< the first: of layers with full attention
@@ -185,8 +198,10 @@ struct ModelSpec {
     /// What attention and the MLP give is not added to the residual stream as it is.
     bool changes_branches() const { return norms_after() || residual_multiplier != 1.0; }
     bool has(Projection p) const;
-    /// What comes before the model's names in a checkpoint; and, below "model.", in its modules' paths.
+    /// What comes below "model." before the model's own modules, in paths and in an adapter's names.
     std::string_view stem() const { return part_of.empty() ? "" : "language_model."; }
+    /// What a checkpoint calls a tensor of this model: "model.norm.weight", "lm_head.weight".
+    std::string stored_name(std::string_view own) const;
     /// Values of a head that a rope turns: even.
     int64_t rotary_dim(const RopeSpec& rope) const;
     /// Positions that a sequence may have: dynamic scaling goes beyond max_position_embeddings by its factor.
@@ -202,6 +217,9 @@ struct RopeFrequencies {
 /// The inverse frequencies of one of `spec.ropes` for a sequence of `seq_len` tokens (longest position + 1), which
 /// `dynamic` and `longrope` depend on. Computed in fp64 and rounded once; agrees with transformers to a relative 5e-7.
 RopeFrequencies rope_frequencies(const ModelSpec& spec, int64_t seq_len, std::size_t rope = 0);
+
+/// M-RoPE: the axis of each of a rope's frequencies, 0 to 2.
+std::vector<int32_t> rope_axes(const ModelSpec& spec, const RopeSpec& rope);
 
 /// What a rope with a query_beta multiplies the query at a position by, in fp32 as transformers.
 float query_multiplier(const ModelSpec& spec, const RopeSpec& rope, int64_t position);

@@ -56,7 +56,7 @@ class ChatTemplate {
     ///   the name of a built-in one (see builtin_templates)
     ///   a text that holds {{ or {%: the template itself
     ///   a path to a file with a template
-    /// Usage Error for anything else; input Error (file, line) for a template with a mistake. Whoever calls
+    /// Usage Error for anything else; input Error (file, line, column) for a template with a mistake. Whoever calls
     /// with `auto` logs `name()`.
     ///
     /// `kwargs`, the JSON text of an object, are variables of every rendering; a row's members win over them. Usage
@@ -91,6 +91,10 @@ class ChatTemplate {
     explicit ChatTemplate(std::shared_ptr<const Impl> impl) : impl_(std::move(impl)) {}
     std::shared_ptr<const Impl> impl_;
 };
+
+/// As ChatTemplate::choose() refuses it: a template's text, or a file with one, that Jinja would not compile. A name of
+/// a template passes, and so does what is no file.
+void require_template_syntax(std::string_view name);
 
 /// Input Error, with what to do about it, where the template leaves something of the conversation out.
 void require_whole(const ChatTemplate& chat, const Rendered& rendered);

@@ -35,6 +35,9 @@ void require_steps_left(const ResumePoint& point, int64_t total_steps);
 /// change the meaning of the steps already taken (adapter, data, seed, optimizer, …).
 void require_same_run(const config::Config& config, const ResumePoint& point);
 
+/// A number of the checkpoint's run_config.json; nullopt where it has none there.
+std::optional<double> number_before(const ResumePoint& point, const std::string& section, const std::string& key);
+
 /// Gradient accumulation under which a step has as many rows as before, with `world_size` ranks. usage Error where
 /// there is none, or where the configuration asks for another number of rows.
 int64_t accumulation_for(const config::TrainingOptions& training, const formats::RunState& state, int world_size);

@@ -6,6 +6,8 @@
 #include <optional>
 #include <string>
 
+#include "unsloth/config/step_intervals.h"
+
 namespace unsloth::train {
 
 inline double seconds_since(std::chrono::steady_clock::time_point start) {
@@ -39,7 +41,8 @@ struct RunSummary {
 class TimeLeft {
   public:
     struct Plan {
-        int64_t total_steps = 0, eval_steps = 0, save_steps = 0;
+        int64_t total_steps = 0;
+        config::StepInterval eval, save;
         double save_minutes = 0;
         int64_t eval_tokens = 0;  ///< of one evaluation; 0: there is none
     };

@@ -27,6 +27,8 @@ class RunReporter {
     /// A step whose result was read; `unlogged`: losses of the steps since the last logged one.
     void step(const StepResult& result, formats::LossMean& unlogged);
     void evaluation(const EvalReport& report);
+    /// Whether the run evaluated these steps' values before; then its summary has that loss.
+    bool was_evaluated(int64_t step);
     /// Time that answers to the sampled prompts took.
     void answered(double seconds) { summary_.eval_seconds += seconds; }
     void saved(double seconds);

@@ -110,6 +110,7 @@ class RunSetup {
         return mesh_ ? data::ContextRank{mesh_->at().cp, mesh_->shape().cp} : data::ContextRank{};
     }
     void settle_learning_rate();
+    void settle_rank();
     void open_output();
     void take_output();
     void open_data();
@@ -117,6 +118,7 @@ class RunSetup {
     void settle_steps(int64_t total, int64_t of_epoch);
     data::BatchLimits row_limits() const;
     void require_agreement() const;
+    void require_images() const;
     void make_plan();
     void choose_pass_rows(model::LoadRequest& request, const std::vector<placement::Answering>& answering);
     std::string plan_before() const;

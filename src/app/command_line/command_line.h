@@ -71,6 +71,7 @@ struct ImportRequest {
     std::string path;  ///< never empty
     import::PeerProgram from = import::PeerProgram::automatic;
     std::string out;  ///< empty: standard output
+    bool force = false;
     bool strict = false;
     bool json = false;
 };

@@ -110,7 +110,8 @@ const std::vector<CommandInfo>& commands() {
          "[--config FILE] [--schema | --markdown | --man | --completion SHELL] [--section.key VALUE …]",
          "Print the effective configuration as JSON.", whole_config, declare_config, succeeding<run_config>},
         {Command::importing, "import-config",
-         "FILE [--from axolotl|llamafactory|trl|swift|studio] [--out run.json] [--strict] [--json]",
+         "FILE [--from axolotl|llamafactory|trl|swift|studio] [--out run.json] [--force] [--strict] "
+         "[--json]",
          "Convert a configuration of another program, such as axolotl.", no_config, declare_import,
          failing<run_import, ErrorKind::usage>},
         {Command::data, "data", "--config FILE [--n N] [--json] [--color auto|always|never] [--section.key VALUE …]",

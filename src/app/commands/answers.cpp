@@ -54,6 +54,7 @@ void declare_batches(OptionSet& options, GenerateRequest& generate, const std::s
         .add("max_model_len", generate.max_context,
              "Longest sequence (prompt and completion) in tokens. " + without_length)
         .at_least(0)
+        .at_most(1e9)
         .alias("", "max_context");
     options
         .add("kv_cache_memory", generate.kv_memory,
@@ -67,6 +68,7 @@ void declare_batches(OptionSet& options, GenerateRequest& generate, const std::s
         .add("max_num_batched_tokens", generate.max_batch_tokens,
              "Tokens per scheduled step. Longer prompts are prefilled in chunks, together with running decodes.")
         .at_least(16)
+        .at_most(1e9)
         .alias("", "max_batch_tokens");
 }
 
@@ -110,6 +112,7 @@ void declare_generate(OptionSet& options, CommandLine& line) {
     options.at("adapter").needs({"file"}).or_else("One adapter for all prompts is --model.adapter_name_or_path DIR.");
     options.add("max_new_tokens", line.generate.max_new_tokens, "Longest answer in tokens.")
         .at_least(1)
+        .at_most(1e9)
         .suggested_for({"max_tokens", "max_length"});
     options.add("json", line.generate.json, "Print one JSON object with prompt_ids, ids and text per completion.");
     options
@@ -118,6 +121,7 @@ void declare_generate(OptionSet& options, CommandLine& line) {
     declare_sampling(options, line.generate);
     options.add("n", line.generate.n, "Completions per prompt, sampled independently.")
         .at_least(1)
+        .at_most(1e6)
         .suggested_for({"num_return_sequences", "best_of"})
         .only_with("temperature")
         .because("without it, decoding is greedy")
@@ -168,6 +172,7 @@ void declare_evaluate(OptionSet& options, CommandLine& line) {
         .only_with("metric");
     options.add("max_new_tokens", evaluate.max_new_tokens, "Longest answer in tokens.")
         .at_least(1)
+        .at_most(1e9)
         .suggested_for({"max_tokens", "max_length"});
     options
         .add("answers", evaluate.answers,

@@ -58,6 +58,7 @@ void declare_import(OptionSet& options, CommandLine& line) {
         .synonym("llama-factory", "llamafactory")
         .synonym("llama_factory", "llamafactory");
     options.add("out", import.out, "File to write; empty: standard output.").output("FILE");
+    options.add("force", import.force, "Replace the file if it exists.");
     options.add("strict", import.strict,
                 "Exit code 2, and no file, where something that changes training cannot be carried over.");
     options.add("json", import.json,

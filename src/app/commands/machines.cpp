@@ -50,7 +50,7 @@ void declare_doctor(OptionSet& options, CommandLine& line) {
     options.add(
         "report", line.doctor.report,
         "Print one block to paste into a bug report: versions, GPUs, driver, libraries, memory and disks. Tokens, "
-        "the names of user and machine, and paths below the home folder are hidden.");
+        "names of users and of the machine, and paths below home folders are hidden.");
 }
 
 void declare_explain(OptionSet& options, CommandLine& line) {

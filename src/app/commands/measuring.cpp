@@ -40,15 +40,15 @@ void declare_bench(OptionSet& options, CommandLine& line) {
         .at_least(0);
     options.add("seq", bench.seq, "Tokens of a row; 0: model.max_seq_length; of generate: of a prompt; 0: 256.")
         .at_least(0);
-    options.add("new_tokens", bench.new_tokens, "With generate: tokens per completion.").at_least(2);
+    options.add("new_tokens", bench.new_tokens, "With generate: tokens per completion.").at_least(2).at_most(1e9);
     declare_adapters(options, bench.adapters, "With generate: adapters, assigned to the rows in turn.");
     declare_kv_cache_dtype(options, bench.kv_cache_dtype, "With generate. ");
     options
         .add("min_seq", bench.min_seq,
              "Rows of unequal length, from this to seq (the same ones in each run); 0: all of seq.")
         .at_least(0);
-    options.add("accumulate", bench.accumulate, "With step: micro-batches per step.").at_least(1);
-    options.add("steps", bench.steps, "Steps to measure.").at_least(1);
+    options.add("accumulate", bench.accumulate, "With step: micro-batches per step.").at_least(1).at_most(1e6);
+    options.add("steps", bench.steps, "Steps to measure.").at_least(1).at_most(1e9);
     options
         .add("warmup", bench.warmup,
              "Steps before measuring; -1: five, or as many as are predicted to end within a minute.")
@@ -63,7 +63,7 @@ void declare_tune(OptionSet& options, CommandLine& line) {
     options.add("out", tune.out, "File to write, for hardware.kernels; empty: standard output.").output("FILE");
     options.add("batch", tune.batch, "Rows of a step; 0: training.per_device_train_batch_size.").at_least(0);
     options.add("seq", tune.seq, "Tokens of a row; 0: model.max_seq_length.").at_least(0);
-    options.add("steps", tune.steps, "Steps that a trial is timed over, three times.").at_least(1);
+    options.add("steps", tune.steps, "Steps that a trial is timed over, three times.").at_least(1).at_most(1e9);
     options
         .add("seconds", tune.seconds,
              "After which no further product is begun; those that are left keep the kernels they have.")

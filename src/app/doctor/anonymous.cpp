@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cctype>
 #include <cstdlib>
+#include <filesystem>
+#include <system_error>
 
 namespace unsloth::app {
 namespace {
@@ -27,16 +29,38 @@ void replace_words(std::string& text, const std::string& word, const std::string
     }
 }
 
+/// Where a path that goes on here ends. Names of folders may have spaces and brackets; a little more of a line that is
+/// lost is no harm.
+std::size_t end_of_path(const std::string& text, std::size_t at) {
+    return std::min(text.find_first_of("\t\n:;'\"", at), text.size());
+}
+
 /// The folder with what stands below it, which may name a project or a client.
 void replace_paths(std::string& text, const std::string& folder) {
     if (folder.size() < 2) return;  // "/" names no user
     for (std::size_t at = 0; (at = text.find(folder, at)) != std::string::npos; ++at) {
         const std::size_t behind = at + folder.size();
         if (!is_word(text, at, behind)) continue;
-        // Names of folders may have spaces and brackets; a little more of a line that is lost is no harm.
-        const std::size_t end = std::min(text.find_first_of("\t\n:;'\"", behind), text.size());
+        const std::size_t end = end_of_path(text, behind);
         text.replace(at, end - at, end > behind + 1 ? "~/…" : "~");
     }
+}
+
+constexpr const char* folders_of_homes[] = {"/home/", "/Users/"};
+
+/// What stands in folders that have a folder for each user.
+void replace_homes(std::string& text) {
+    for (const std::string homes : folders_of_homes)
+        for (std::size_t at = 0; (at = text.find(homes, at)) != std::string::npos; at += homes.size()) {
+            const std::size_t name = at + homes.size(), end = end_of_path(text, name);
+            if (end > name) text.replace(name, end - name, "…");
+        }
+}
+
+void replace_folders(std::string& text, const std::string& name, const std::string& by) {
+    for (std::size_t at = 0; (at = text.find("/" + name, at)) != std::string::npos; ++at)
+        if (const std::size_t end = at + 1 + name.size(); end == text.size() || !is_of_word(text[end]))
+            text.replace(at + 1, name.size(), by);
 }
 
 void replace_tokens(std::string& text) {
@@ -47,6 +71,23 @@ void replace_tokens(std::string& text) {
         while (end < text.size() && std::isalnum(static_cast<unsigned char>(text[end])) != 0) ++end;
         if (end - at >= begin.size() + least) text.replace(at, end - at, "hf_…");
     }
+}
+
+/// Accounts of people, and owners of home folders, whom a network's directory may know alone.
+std::vector<std::string> names_of_others() {
+    constexpr uid_t first_person = 1000, nobody = 65534;
+    std::vector<std::string> names;
+    ::setpwent();
+    while (const passwd* const entry = ::getpwent())
+        if (entry->pw_uid >= first_person && entry->pw_uid != nobody) names.emplace_back(entry->pw_name);
+    ::endpwent();
+    std::error_code failed;
+    for (const char* homes : folders_of_homes)
+        for (std::filesystem::directory_iterator entry(homes, failed), end; !failed && entry != end;
+             entry.increment(failed))
+            names.push_back(entry->path().filename().string());
+    std::erase(names, "");
+    return names;
 }
 
 std::string without_slash(std::string path) {
@@ -73,6 +114,8 @@ Identity own_identity() {
     char host[256] = "";
     if (::gethostname(host, sizeof host - 1) == 0) identity.host = host;
     if (identity.host == "localhost") identity.host.clear();
+    identity.others = names_of_others();
+    std::erase(identity.others, identity.user);
     return identity;
 }
 
@@ -80,7 +123,9 @@ std::string anonymous(const std::string& text, const Identity& identity) {
     std::string clean = text;
     replace_tokens(clean);
     replace_paths(clean, identity.home);
+    replace_homes(clean);
     replace_words(clean, identity.user, "USER");
+    for (const std::string& other : identity.others) replace_folders(clean, other, "OTHER");
     replace_words(clean, identity.host, "HOST");
     replace_words(clean, identity.host.substr(0, identity.host.find('.')), "HOST");
     return clean;

@@ -19,7 +19,8 @@ const char* objective_name(config::Objective objective) {
 
 using config::Json;
 
-constexpr int64_t length_unit = 64;      // tokens
+constexpr int64_t length_unit = 64;  // tokens
+const int64_t usual_warmup = config::TrainingOptions().warmup_steps;
 constexpr int64_t usual_longest = 4096;  // above it, a few long rows do not decide
 
 int64_t rounded_up(int64_t tokens) {
@@ -41,7 +42,8 @@ class Chooser {
         : model_(model), rows_(rows), on_cpu_(on_cpu), output_dir_(output_dir), plan_(plan) {
         const int64_t wanted = rows.rows >= 512 ? 16 : rows.rows >= 128 ? 8 : 4;
         step_rows_ = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(std::min(wanted, rows.rows))));
-        if (rows.rows >= least_to_hold_out && !rows.augmented) held_out_ = std::clamp<int64_t>(rows.rows / 20, 10, 200);
+        if (rows.rows >= least_to_hold_out && !rows.augmented && rows.eval_split.empty())
+            held_out_ = std::clamp<int64_t>(rows.rows / 20, 10, 200);
         epochs_ = rows.rows >= 10000 ? 1 : rows.rows >= 1000 ? 2 : 3;
     }
 
@@ -137,6 +139,10 @@ class Chooser {
         all.push_back({"data.train_file", rows_.file, ""});
         if (rows_.alpaca && model_.has_chat_template)
             all.push_back({"data.template", "default", "the rows go through the model's own chat template"});
+        if (rows_.skipped > 0)
+            all.push_back({"data.skip_invalid", true, cat(rows_.skipped, " rows leave nothing to train on")});
+        if (!rows_.eval_split.empty())
+            all.push_back({"data.eval_split", rows_.eval_split, "evaluated on, and not trained on"});
         if (held_out_ > 0)
             all.push_back({"data.val_size", held_out_, "rows that are evaluated on instead of trained on"});
         if (rows_.objective != config::Objective::sft)
@@ -147,7 +153,12 @@ class Chooser {
         all.push_back({"training.gradient_checkpointing", "auto", why_checkpointing(tried)});
         all.push_back({"training.num_train_epochs", epochs_, cat(steps(), " steps in all")});
         all.push_back({"training.learning_rate", prefers ? 1e-5 : 2e-4, "usual for adapters"});
-        if (held_out_ > 0) all.push_back({"training.eval_steps", std::max<int64_t>(1, steps() / 5), "five times"});
+        if (const int64_t warmup = steps() / 10; warmup < usual_warmup)
+            all.push_back({"training.warmup_steps", warmup, "at most a tenth of the steps"});
+        if (held_out_ > 0 || !rows_.eval_split.empty()) {
+            const int64_t every = (steps() + 4) / 5, times = (steps() + every - 1) / every;
+            all.push_back({"training.eval_steps", every, times == 1 ? "once" : cat(times, " times")});
+        }
         if (on_cpu_) all.push_back({"hardware.device", "cpu", ""});
         return all;
     }

@@ -3,12 +3,14 @@
 #include <algorithm>
 #include <filesystem>
 #include <optional>
+#include <string_view>
 #include <utility>
 
 #include "app/rows_model.h"
 #include "unsloth/config/load.h"
 #include "unsloth/core/error.h"
 #include "unsloth/data/format.h"
+#include "unsloth/data/source.h"
 #include "unsloth/formats/checkpoint.h"
 #include "unsloth/formats/folder_contents.h"
 #include "unsloth/formats/hf_config.h"
@@ -50,10 +52,26 @@ int64_t percentile(const std::vector<int64_t>& sorted, std::size_t percent) {
     return sorted[std::min(sorted.size() - 1, sorted.size() * percent / 100)];
 }
 
+/// The split beside train that rows to evaluate on are usually in; empty: there is none.
+std::string find_eval_split(const std::string& path) {
+    std::error_code ignored;
+    if (fs::is_regular_file(path, ignored)) return "";
+    for (const char* split : {"validation", "valid", "val", "dev", "eval", "evaluation", "test"}) try {
+            const std::vector<fs::path> train = data::files_of(path, ""), held_out = data::files_of(path, split);
+            if (std::find_first_of(train.begin(), train.end(), held_out.begin(), held_out.end()) == train.end())
+                return split;
+        } catch (const Error& error) {
+            if (error.kind() != ErrorKind::input) throw;
+        }
+    return "";
+}
+
 }  // namespace
 
 ModelFacts examine_model(const std::string& path) {
     fs::path folder = formats::resolve_model_path(path, formats::ModelFiles::all_but_weights);
+    if (fs::is_regular_file(folder) && folder.extension() != ".safetensors")
+        (void)formats::Checkpoint::open(folder);  // which says what it is instead
     if (fs::is_regular_file(folder)) folder = folder.has_parent_path() ? folder.parent_path() : ".";
     if (!fs::exists(folder / "config.json"))
         throw formats::missing_in(folder, "config.json", formats::Sought::model, path);
@@ -81,7 +99,16 @@ RowFacts examine_rows(const ModelFacts& model, const std::string& file) {
         data::probe_format(config.data.train_file, data::dataset_options(config, opened.limits));
     config.data.format = format;
     config.training.objective = objective_of(format);
-    const auto load = [&] { return load_rows(config, opened, data::RefusedRows::as_configured).train; };
+    const auto load = [&] {
+        try {
+            return load_rows(config, opened, data::RefusedRows::as_configured).train;
+        } catch (const Error& error) {
+            if (error.id().name() != std::string_view("data.all-masked")) throw;
+            data::Dataset others = load_rows(config, opened, data::RefusedRows::set_aside).train;
+            if (others.size() == 0) throw;
+            return others;
+        }
+    };
     std::optional<data::Dataset> judged;
     if (format == config::DataFormat::prompt_completion) judged = judged_rows(config, load);
     const data::Dataset rows = judged ? std::move(*judged) : load();
@@ -93,6 +120,8 @@ RowFacts examine_rows(const ModelFacts& model, const std::string& file) {
             .format = data::format_name(format),
             .objective = config.training.objective,
             .rows = rows.size(),
+            .skipped = rows.stats().masked_rows,
+            .eval_split = find_eval_split(file),
             .median = percentile(lengths, 50),
             .p99 = percentile(lengths, 99),
             .longest = lengths.back(),

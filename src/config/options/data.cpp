@@ -108,6 +108,13 @@ void declare_data(OptionSet& options, DataOptions& data) {
         "invalid_utf8", data.invalid_utf8, {{"refuse", InvalidUtf8::refuse}, {"replace", InvalidUtf8::replace}},
         "A row that is not UTF-8: refuse takes it for a bad row, replace makes its broken bytes U+FFFD.");
     options
+        .add(
+            "image_root", data.image_root,
+            "Folder that the paths of images in rows are relative to, and that none may lead out of; empty: the folder "
+            "of the rows' file.")
+        .path("DIR")
+        .suggested_for({"image_dir", "image_folder", "media_dir"});
+    options
         .add("template", data.template_name,
              "Chat template. auto: the model's own, else a built-in one that fits its tokens. A name: one of the "
              "model's, or llama-3, llama-2, mistral, chatml, qwen, alpaca, zephyr. A path: a .jinja file. A text with "

@@ -19,6 +19,7 @@ void declare_changes_of_examples(OptionSet& options) {
                              "data.columns",
                              "data.text_unit",
                              "data.invalid_utf8",
+                             "data.image_root",
                              "data.template",
                              "data.chat_template_kwargs",
                              "data.train_on_prompt",

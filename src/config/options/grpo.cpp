@@ -7,23 +7,27 @@ namespace {
 
 void declare_rollouts(OptionSet& options, GrpoOptions& grpo) {
     options.add("num_generations", grpo.num_generations, "Completions of each prompt: the size of a group.")
-        .at_least(2);
+        .at_least(2)
+        .at_most(1e6);
     options
         .add("num_generations_eval", grpo.num_generations_eval,
              "Completions of each held-out prompt in an evaluation; null: num_generations.")
         .at_least(1)
+        .at_most(1e6)
         .needs(evaluation_rows)
         .error("option.no-evaluation");
     options
         .add("max_completion_length", grpo.max_completion_length,
              "Most tokens of a completion, its end token among them. One that has no end by then is truncated.")
-        .at_least(1);
+        .at_least(1)
+        .at_most(1e9);
     options
         .add("steps_per_generation", grpo.steps_per_generation,
              "Micro-batches that a generation batch is cut into. It has per_device_train_batch_size x ranks x this "
              "number of completions; null: training.gradient_accumulation_steps.")
-        .at_least(1);
-    options.add("num_iterations", grpo.num_iterations, "Passes over each generation batch.").at_least(1);
+        .at_least(1)
+        .at_most(1e6);
+    options.add("num_iterations", grpo.num_iterations, "Passes over each generation batch.").at_least(1).at_most(1e6);
     options
         .add("temperature", grpo.temperature,
              "Divides the logits, in sampling and in every log-probability that is trained.")
@@ -42,7 +46,8 @@ void declare_rollouts(OptionSet& options, GrpoOptions& grpo) {
     options
         .add("max_rows_in_flight", grpo.max_rows_in_flight,
              "Most completions that are sampled at a time on each rank; 0: as many as the memory plan has room for.")
-        .at_least(0);
+        .at_least(0)
+        .at_most(1e6);
     options
         .add("replay_rollouts", grpo.replay_rollouts,
              "File of completions and rewards to learn from, a line a prompt. Nothing is sampled then, and no reward "
@@ -70,7 +75,8 @@ void declare_rewards(OptionSet& options, GrpoOptions& grpo) {
              "Python interpreter of reward functions; auto: the active virtual environment's, or python3.")
         .path("FILE|auto");
     options.add("reward_workers", grpo.reward_workers, "Helper processes on each rank that score whole groups.")
-        .at_least(1);
+        .at_least(1)
+        .at_most(1e6);
     options.add("reward_memory_gib", grpo.reward_memory_gib, "Address space that a helper process may take; 0: any.")
         .at_least(0);
     options.add_json("reward_weights", grpo.reward_weights,

@@ -61,14 +61,17 @@ void declare_distributed(OptionSet& options, DistributedOptions& distributed) {
              "Tensor parallel size: ranks that share each layer's matmuls. The remaining factor of the processes is "
              "data parallelism.")
         .at_least(1)
+        .at_most(1e6)
         .not_with("training.objective", {"grpo"})
         .because("completions are sampled by whole models");
     options.add("pp_size", distributed.pp_size, "Stages that the layers are cut into (pipeline parallel).")
         .at_least(1)
+        .at_most(1e6)
         .not_with("training.objective", {"grpo"})
         .because("completions are sampled by whole models");
     options.add("cp_size", distributed.cp_size, "Ranks that share a row's tokens (context parallel).")
         .at_least(1)
+        .at_most(1e6)
         .only_with("training.objective", {"sft"})
         .error("parallel.unsupported")
         .because("its ranks hold parts of the rows")
@@ -101,17 +104,20 @@ void declare_distributed(OptionSet& options, DistributedOptions& distributed) {
         .add("pipeline_micro_batches", distributed.pipeline_micro_batches,
              "Micro-batches in flight in the pipeline stages of pp_size; 0: as many as stages.")
         .at_least(0)
+        .at_most(1e6)
         .only_with("distributed.pp_size");
     options
         .add("ddp_timeout", distributed.ddp_timeout,
              "Seconds that ranks wait for each other before they stop with an error.")
         .at_least(1)
+        .at_most(1e9)
         .alias("training", "ddp_timeout");
     options
         .add("ddp_bucket_cap_mb", distributed.ddp_bucket_cap_mb,
              "Gradient bucket size in MiB; buckets are reduced during the backward pass. 0: one reduction after it. "
              "-1: 0 within one machine, 25 between several.")
         .at_least(-1)
+        .at_most(1e6)
         .alias("training", "ddp_bucket_cap_mb")
         .synonym(nullptr, -1);
     options.add("nccl", distributed.nccl,

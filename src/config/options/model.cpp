@@ -1,5 +1,7 @@
+#include "config/options/named_value.h"
 #include "config/options/sections.h"
 
+#include "unsloth/config/auto_values.h"
 #include "unsloth/config/option_table.h"
 #include "unsloth/core/error.h"
 #include "unsloth/spec/coded_products.h"
@@ -126,6 +128,7 @@ void declare_model(OptionSet& options, ModelOptions& model) {
              "has positions.")
         .most_used("Longest example in tokens")
         .at_least(0)
+        .at_most(1e9)
         .synonym(nullptr, 0)
         .alias("model", "max_length")
         .alias("training", "max_length")
@@ -190,11 +193,16 @@ void declare_lora(OptionSet& options, LoraOptions& lora) {
     options.add_choice("finetuning_type", lora.finetuning_type,
                        {{"lora", FinetuningType::lora}, {"full", FinetuningType::full}},
                        "lora trains adapters on a frozen base; full trains all weights of a 16 or 32-bit model.");
-    options.add("r", lora.r, "Rank of the adapters.")
-        .most_used("Rank of the adapters")
-        .at_least(1)
-        .suggested_for({"rank", "lora_r", "lora_rank"})
-        .unused_with("lora.finetuning_type", {"full"});
+    named_value(options
+                    .add("r", lora.r,
+                         "Rank of the adapters. auto: the least of 8 to 256 with which they have as many parameters as "
+                         "the rows have targets. The log tells the reason.")
+                    .most_used("Rank of the adapters")
+                    .at_least(1)
+                    .at_most(1e6)
+                    .suggested_for({"rank", "lora_r", "lora_rank"})
+                    .unused_with("lora.finetuning_type", {"full"}),
+                "auto", auto_rank);
     options.add("lora_alpha", lora.lora_alpha, "The adapters' product is scaled by lora_alpha / r.")
         .most_used("Their scale is lora_alpha / r")
         .above(0)

@@ -1,3 +1,4 @@
+#include "config/options/named_value.h"
 #include "config/options/sections.h"
 #include "unsloth/config/option_table.h"
 #include "unsloth/config/schedule_arguments.h"
@@ -169,6 +170,7 @@ void declare_training(OptionSet& options, TrainingOptions& training) {
              "Rows of a micro-batch on one device.")
         .most_used("Rows of a micro-batch")
         .at_least(1)
+        .at_most(1e6)
         .alias("training", "per_gpu_train_batch_size")
         .suggested_for({"batch_size", "train_batch_size", "micro_batch_size", "per_device_batch_size", "batch"})
         .on_resume(OnResume::logged);
@@ -178,6 +180,7 @@ void declare_training(OptionSet& options, TrainingOptions& training) {
              "per_device_train_batch_size rows; 0: "
              "off.")
         .at_least(0)
+        .at_most(1e9)
         .suggested_for({"max_tokens", "tokens_per_batch", "batch_tokens"})
         .on_resume(OnResume::immutable)
         .not_with("training.objective", {"grpo"})
@@ -187,6 +190,7 @@ void declare_training(OptionSet& options, TrainingOptions& training) {
              "Micro-batches of one optimizer step.")
         .most_used("Micro-batches of a step")
         .at_least(1)
+        .at_most(1e6)
         .suggested_for({"grad_accum", "accumulation_steps", "gradient_accumulation"})
         .on_resume(OnResume::logged);
     options
@@ -211,19 +215,19 @@ void declare_training(OptionSet& options, TrainingOptions& training) {
              "Optimizer steps; -1: as num_train_epochs says; 0: check everything, plan memory and stop.")
         .most_used("Steps; 0: check and stop")
         .at_least(-1)
+        .at_most(1e9)
         .suggested_for({"steps", "num_steps", "num_train_steps"})
         .on_resume(OnResume::logged);
-    options
-        .add("learning_rate", training.learning_rate,
-             "Peak learning rate; a string such as \"2e-4\" is read too. auto: by a published rule, from the model's "
-             "family "
-             "and hidden size, which the log tells.")
-        .most_used("Peak learning rate")
-        .at_least(0)
-        .number_as_text()
-        .synonym("auto", nullptr)
-        .suggested_for({"lr"})
-        .on_resume(OnResume::logged);
+    named_value(options
+                    .add("learning_rate", training.learning_rate,
+                         "Peak learning rate; a string such as \"2e-4\" is read too. auto: by a published rule, from "
+                         "the model's family and hidden size and the objective. The log tells the reason.")
+                    .most_used("Peak learning rate")
+                    .at_least(0)
+                    .number_as_text()
+                    .suggested_for({"lr"})
+                    .on_resume(OnResume::logged),
+                "auto", nullptr);
     options
         .add_choice("lr_scheduler_type", training.lr_scheduler_type, schedule_names(),
                     "Course of the learning rate; names and formulas are transformers'.")
@@ -239,6 +243,7 @@ void declare_training(OptionSet& options, TrainingOptions& training) {
         .on_resume(OnResume::logged);
     options.add("warmup_steps", training.warmup_steps, "Steps in which the learning rate rises from 0.")
         .at_least(0)
+        .at_most(1e9)
         .suggested_for({"warmup"})
         .not_with("training.warmup_ratio")
         .when_not({0})

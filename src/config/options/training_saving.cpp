@@ -84,6 +84,7 @@ void declare_saving(OptionSet& options, TrainingOptions& training) {
              "Evaluate every N steps, and at the end; below 1: a share of the run's steps, rounded up; 0: only at the "
              "end.")
         .at_least(0)
+        .at_most(1e9)
         .synonym(nullptr, 0)
         .suggested_for({"eval_interval", "eval_every"})
         .needs(evaluation_rows)
@@ -93,8 +94,8 @@ void declare_saving(OptionSet& options, TrainingOptions& training) {
         .on_resume(OnResume::logged);
     options
         .add("evals_per_epoch", training.evals_per_epoch,
-             "Evaluate N times an epoch, at equal distances of whole steps; 0.5: every second epoch. 0: as eval_steps "
-             "says.")
+             "Evaluate N times an epoch of S steps: after the steps i S / N, rounded up, for i from 1 to N. 0.5: every "
+             "second epoch. 0: as eval_steps says.")
         .at_least(0)
         .synonym(nullptr, 0)
         .needs(evaluation_rows)
@@ -107,6 +108,7 @@ void declare_saving(OptionSet& options, TrainingOptions& training) {
             "Save a resumable checkpoint-N every N steps, and at the end; below 1: a share of the run's steps, rounded "
             "up; 0: not by steps.")
         .at_least(0)
+        .at_most(1e9)
         .suggested_for({"save_interval", "save_every", "checkpoint_steps"})
         .not_with("training.saves_per_epoch")
         .when_not({0})
@@ -115,8 +117,9 @@ void declare_saving(OptionSet& options, TrainingOptions& training) {
         .on_resume(OnResume::mutable_);
     options
         .add("saves_per_epoch", training.saves_per_epoch,
-             "Save a checkpoint-N N times an epoch, at equal distances of whole steps; 0.5: every second epoch. 0: as "
-             "save_steps says.")
+             "Save a checkpoint-STEP N times an epoch, after the same steps as evals_per_epoch. 0.5: every second "
+             "epoch. 0: "
+             "as save_steps says.")
         .at_least(0)
         .synonym(nullptr, 0)
         .on_resume(OnResume::mutable_);
@@ -148,6 +151,7 @@ void declare_saving(OptionSet& options, TrainingOptions& training) {
         .add("logging_steps", training.logging_steps,
              "Log metrics every N steps; below 1: a share of the run's steps, rounded up.")
         .above(0)
+        .at_most(1e9)
         .on_resume(OnResume::mutable_);
     options
         .add("report_to", training.report_to,
@@ -173,6 +177,7 @@ void declare_saving(OptionSet& options, TrainingOptions& training) {
         .on_resume(OnResume::mutable_);
     options.add("sample_max_new_tokens", training.sample_max_new_tokens, "Most tokens of such an answer.")
         .at_least(1)
+        .at_most(1e9)
         .on_resume(OnResume::mutable_);
     options
         .add_choice("eval_metric", training.eval_metric, answer_metrics(),
@@ -193,6 +198,7 @@ void declare_saving(OptionSet& options, TrainingOptions& training) {
         .on_resume(OnResume::mutable_);
     options.add("eval_max_new_tokens", training.eval_max_new_tokens, "Most tokens of an answer that is judged.")
         .at_least(1)
+        .at_most(1e9)
         .on_resume(OnResume::mutable_);
     options
         .add("resume_from_checkpoint", training.resume_from_checkpoint,

@@ -102,6 +102,30 @@ void write_list(const Array& array, int64_t i, Out& out) {
     out += ']';
 }
 
+/// The bytes of datasets' Image feature, struct<bytes: binary, path: string>, as a data: URL: JSON has texts alone.
+bool write_image_bytes(const arrow::StructArray& array, int field, int64_t i, Out& out) {
+    const arrow::StructType& type = *array.struct_type();
+    const Array& bytes = *array.field(field);
+    if (type.field(field)->name() != "bytes" || type.GetFieldIndex("path") < 0 || bytes.IsNull(i)) return false;
+    std::string_view file;
+    if (bytes.type_id() == Type::BINARY)
+        file = static_cast<const arrow::BinaryArray&>(bytes).GetView(i);
+    else if (bytes.type_id() == Type::LARGE_BINARY)
+        file = static_cast<const arrow::LargeBinaryArray&>(bytes).GetView(i);
+    else
+        return false;
+    constexpr const char* digits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    out += "\"data:;base64,";
+    for (std::size_t at = 0; at < file.size(); at += 3) {
+        uint32_t three = 0;
+        const std::size_t count = std::min<std::size_t>(3, file.size() - at);
+        for (std::size_t k = 0; k < 3; ++k) three = three << 8 | (k < count ? static_cast<uint8_t>(file[at + k]) : 0u);
+        for (std::size_t k = 0; k < 4; ++k) out += k <= count ? digits[three >> (18 - 6 * k) & 63] : '=';
+    }
+    out += '"';
+    return true;
+}
+
 /// A struct has the members of all rows: those that this row lacks are null, and are left out.
 void write_struct(const arrow::StructArray& array, int64_t i, Out& out) {
     out += '{';
@@ -112,7 +136,7 @@ void write_struct(const arrow::StructArray& array, int64_t i, Out& out) {
         write_string(array.struct_type()->field(field)->name(), out);
         out += ':';
         const std::size_t value = out.text.size();
-        write_value(*array.field(field), i, out);
+        if (!write_image_bytes(array, field, i, out)) write_value(*array.field(field), i, out);
         if (out.text.compare(value, std::string::npos, "null") == 0)
             out.text.resize(member);
         else

@@ -8,12 +8,17 @@ namespace unsloth::formats {
 namespace {
 
 constexpr std::array families = {&llama_family,   &mistral_family,   &ministral3_family, &qwen2_family,
-                                 &qwen3_family,   &qwen3_moe_family, &gpt_oss_family,    &granite_family,
-                                 &smollm3_family, &phi3_family,      &gemma3_family,     &olmo3_family};
+                                 &qwen3_family,   &qwen3_moe_family, &qwen2_5_vl_family, &qwen3_vl_family,
+                                 &gpt_oss_family, &granite_family,   &smollm3_family,    &phi3_family,
+                                 &gemma3_family,  &olmo3_family};
 
 constexpr std::array wholes = {
     Whole{"gemma3", "Gemma3ForConditionalGeneration", "gemma3_text", true},
     Whole{"mistral3", "Mistral3ForConditionalGeneration", "mistral", true},
+    Whole{"qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl_text", false, spec::PartNames::within, true,
+          read_qwen2_5_vision},
+    Whole{"qwen3_vl", "Qwen3VLForConditionalGeneration", "qwen3_vl_text", false, spec::PartNames::within, false,
+          read_qwen3_vision},
 };
 
 }  // namespace

@@ -2,6 +2,7 @@
 // of what llama.cpp calls and gives them. All else of a family is in its config.json.
 #pragma once
 
+#include <filesystem>
 #include <functional>
 #include <optional>
 #include <string>
@@ -68,7 +69,9 @@ struct Family {
     bool query_beta = false;        ///< reads llama_4_scaling_beta
     bool partial_rotation = false;  ///< reads partial_rotary_factor
     bool longrope_by_old_names =
-        false;                         ///< "su" and "yarn" mean longrope, and the original length is beside the object
+        false;  ///< "su" and "yarn" mean longrope, and the original length is beside the object
+    enum class Axes : uint8_t { none, sections, interleaved };
+    Axes axes = Axes::none;            ///< M-RoPE: how mrope_section is read
     bool ropes_by_layer_type = false;  ///< one for layers of full attention, one for those with a window
     const FamilyKeys* keys = nullptr;  ///< nullptr: it has none
     /// An object: values of keys that config.json may leave out, where they are not those that all families share.
@@ -80,11 +83,23 @@ struct Whole {
     std::string_view model_type, class_name;
     std::string_view text_type;  ///< of the part, where its text_config does not say
     bool tied = false;           ///< tie_word_embeddings where config.json does not say; the part's own does not count
+    spec::PartNames names = spec::PartNames::before;
+    /// config.json may have the text part's keys beside vision_config, in no object of their own.
+    bool flat = false;
+    /// Fills spec.vision from the whole config.json; nullptr: this program does not run the part that sees.
+    void (*read_vision)(const JsonReader& config, spec::ModelSpec& spec) = nullptr;
 };
 const Whole* find_whole(std::string_view model_type);
 
 extern const Family llama_family, mistral_family, ministral3_family, qwen2_family, qwen3_family, qwen3_moe_family,
-    gpt_oss_family, granite_family, smollm3_family, phi3_family, gemma3_family, olmo3_family;
+    qwen2_5_vl_family, qwen3_vl_family, gpt_oss_family, granite_family, smollm3_family, phi3_family, gemma3_family,
+    olmo3_family;
+
+void read_qwen2_5_vision(const JsonReader& config, spec::ModelSpec& spec);
+void read_qwen3_vision(const JsonReader& config, spec::ModelSpec& spec);
+/// What an image's values are normalised by, as the folder's processor_config.json or preprocessor_config.json says;
+/// unchanged without either. Input Error for steps that this program does not take.
+void read_image_values(const std::filesystem::path& folder, spec::VisionSpec& vision);
 
 /// "silu", "gelu_pytorch_tanh": as config.json says it.
 constexpr std::string_view activation_name(spec::GateActivation activation) {

@@ -52,4 +52,22 @@ constinit const Family qwen3_family = {.model_type = "qwen3",
                                        .qk_norm = true,
                                        .keys = &qwen_keys};
 
+// The text parts of models that see images.
+
+constinit const Family qwen2_5_vl_family = {.model_type = "qwen2_5_vl_text",
+                                            .class_name = "Qwen2_5_VLForConditionalGeneration",
+                                            .gguf = {.name = "qwen2vl", .any_head_size = false},
+                                            .head_dim_key = false,
+                                            .qkv_bias = true,
+                                            .axes = Family::Axes::sections,
+                                            .keys = &qwen_keys};
+
+constinit const Family qwen3_vl_family = {.model_type = "qwen3_vl_text",
+                                          .class_name = "Qwen3VLForConditionalGeneration",
+                                          .gguf = {.name = "qwen3vl"},
+                                          .head_dim = 128,
+                                          .attention_bias_key = true,
+                                          .qk_norm = true,
+                                          .axes = Family::Axes::interleaved};
+
 }  // namespace unsloth::formats

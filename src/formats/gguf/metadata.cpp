@@ -146,6 +146,11 @@ void check_expressible(const spec::ModelSpec& spec) {
     if (spec.experts && spec.experts->weights != spec::RouterWeights::of_chosen)
         refuse("weights of experts that do not sum to 1 (norm_topk_prob false)");
     const spec::RopeSpec& rope = spec.ropes.front();
+    if (rope.by_axes())
+        throw Error(
+            "export.unsupported",
+            cat("this program writes no GGUF of a model that sees images, and this is one (", spec.part_of, ")"),
+            "Write safetensors (unsloth-train merge), and convert them with llama.cpp's convert_hf_to_gguf.py.");
     if (rope.type == spec::RopeSpec::Type::longrope && !architecture.longrope)
         refuse("RoPE scaling of type longrope that this program writes");
     if (rope.type == spec::RopeSpec::Type::dynamic)

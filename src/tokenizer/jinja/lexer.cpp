@@ -25,7 +25,12 @@ class Lexer {
     explicit Lexer(std::string_view source) : source_(normalized(source)) {}
 
     std::vector<Token> run() {
-        while (at_ < source_.size()) outside();
+        try {
+            while (at_ < source_.size()) outside();
+        } catch (Failure& failure) {
+            failure.column = column_;
+            throw;
+        }
         add(Kind::end, "");
         return std::move(tokens_);
     }
@@ -39,8 +44,12 @@ class Lexer {
         return at(position) == '-' || at(position) == '+' ? at(position) : '\0';
     }
 
-    /// Lines are counted as the position moves, never twice.
+    /// Lines and columns are counted as the position moves, never twice.
     void advance_to(std::size_t position) {
+        const std::string_view passed = std::string_view(source_).substr(at_, position - at_);
+        const std::size_t end_of_line = passed.rfind('\n');
+        if (end_of_line != passed.npos) column_ = 1;
+        column_ += static_cast<int>(text::length(passed.substr(end_of_line + 1)));  // npos + 1 is 0
         line_ += static_cast<int>(std::count(source_.begin() + static_cast<std::ptrdiff_t>(at_),
                                              source_.begin() + static_cast<std::ptrdiff_t>(position), '\n'));
         line_starts_ = position > at_ ? source_[position - 1] == '\n' : line_starts_;
@@ -53,7 +62,7 @@ class Lexer {
     }
     void skip_space() { advance_to(behind_space(at_)); }
 
-    void add(Kind kind, std::string value) { tokens_.push_back({kind, line_, std::move(value), {}}); }
+    void add(Kind kind, std::string value) { tokens_.push_back({kind, line_, std::move(value), {}, column_}); }
 
     void outside() {
         std::size_t tag = source_.find('{', at_);
@@ -244,7 +253,7 @@ class Lexer {
 
     std::string source_;
     std::size_t at_ = 0;
-    int line_ = 1;
+    int line_ = 1, column_ = 1;
     bool line_starts_ = true;  ///< what was read last ended a line
     std::vector<Token> tokens_;
 };

@@ -17,13 +17,14 @@ struct Token {
     int line;
     std::string text;  ///< data, name, unescaped string, operator, tag
     Value number;      ///< of an integer token
+    int column = 0;    ///< in characters, from 1
 
     bool is(Kind k, std::string_view t) const { return kind == k && text == t; }
     bool is_op(std::string_view t) const { return is(Kind::op, t); }
     bool is_name(std::string_view t) const { return is(Kind::name, t); }
 };
 
-/// All tokens, the last one of kind `end`. Failure with the line for what Jinja's lexer refuses.
+/// All tokens, the last one of kind `end`. Failure with the place for what Jinja's lexer refuses.
 std::vector<Token> tokenize(std::string_view source);
 
 /// The tokens of a template, read from first to last.
@@ -54,7 +55,9 @@ class TokenStream {
         return name;
     }
     [[noreturn]] void refuse(const std::string& message, int line = 0) const {
-        throw Failure(message, line > 0 ? line : current().line);
+        Failure failure(message, line > 0 ? line : current().line);
+        if (failure.line == current().line) failure.column = current().column;
+        throw failure;
     }
     [[noreturn]] void unsupported(const std::string& construct) const {
         refuse(construct + " is not supported in chat templates");

@@ -18,7 +18,7 @@ Template Template::compile(std::string_view source, std::string name) {
     try {
         made.program_ = std::make_shared<const Program>(parse(source));
     } catch (const Failure& failure) {
-        made.explain(failure.what(), failure.line);
+        made.explain(failure);
     }
     return made;
 }
@@ -42,7 +42,7 @@ RenderedTemplate Template::render(const Variables& variables, int64_t steps) con
         const Budget budget(steps);
         run(program_->body, frame);
     } catch (const Failure& failure) {
-        explain(failure.what(), failure.line);
+        explain(failure);
     }
     return {std::move(rendering.output), std::move(rendering.generations), rendering.generation_within_value};
 }
@@ -51,7 +51,8 @@ bool Template::has_generation() const {
     return program_->has_generation;
 }
 
-void Template::explain(const char* message, int line) const {
+void Template::explain(const Failure& failure) const {
+    const int line = failure.line;
     std::string advice;
     const std::vector<std::string_view> lines = text::split(source_, "\n", -1);
     if (line > 0 && static_cast<std::size_t>(line) <= lines.size()) {
@@ -60,7 +61,10 @@ void Template::explain(const char* message, int line) const {
         advice = cat("template line ", line, ": ", shown.substr(0, text::byte_of(shown, longest)),
                      text::length(shown) > longest ? " …" : "");
     }
-    throw Error("template.failed", cat("chat template ", name_, ", line ", line, ": ", message), advice);
+    throw Error("template.failed",
+                cat("chat template ", name_, ", line ", line,
+                    failure.column > 0 ? cat(", column ", failure.column) : "", ": ", failure.what()),
+                advice);
 }
 
 }  // namespace unsloth::tokenizer::jinja

@@ -37,7 +37,7 @@ class Template {
     /// No rendering takes longer (about two seconds).
     static constexpr int64_t most_steps = 50'000'000;
 
-    /// `name` is for messages. Input Error with name and line for a template that Jinja would refuse.
+    /// `name` is for messages. Input Error with name, line and column for a template that Jinja would refuse.
     static Template compile(std::string_view source, std::string name);
     /// Input Error with name and line for what the template raises, and when it takes too long, nests too
     /// deep or writes too much. `steps` is how long "too long" is.
@@ -46,7 +46,7 @@ class Template {
     const std::string& name() const { return name_; }
 
   private:
-    [[noreturn]] void explain(const char* message, int line) const;
+    [[noreturn]] void explain(const Failure& failure) const;
     std::string name_;
     std::string source_;
     std::shared_ptr<const Program> program_;

@@ -27,6 +27,7 @@ class Failure : public std::runtime_error {
   public:
     explicit Failure(const std::string& message, int at_line = 0) : std::runtime_error(message), line(at_line) {}
     int line;
+    int column = 0;  ///< in characters, from 1; 0: not known
 };
 [[noreturn]] inline void fail(const std::string& message) {
     throw Failure(message);

@@ -1,0 +1,39 @@
+// What rows with images need to know of a model with a vision tower, and its images' pixels.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "unsloth/data/batch.h"
+#include "unsloth/images/processor.h"
+
+namespace unsloth::data {
+
+struct VisionRows {
+    images::Processor processor;
+    int32_t image_token = -1;  ///< the id that stands for each token of an image
+    bool three_axes = false;   ///< the model's positions are of time, height and width (M-RoPE)
+    std::string missing;       ///< what the folder lacks, so that rows with images are refused; empty: nothing
+
+    int64_t tokens_of(const Image& image) const { return images::tokens_of(processor, {image.grid_h, image.grid_w}); }
+};
+
+/// Of a model folder whose model_type is one of those with a tower here; null for another. Input Error for one without
+/// a token of images, and as images::read_processor.
+std::shared_ptr<const VisionRows> read_vision_rows(const std::filesystem::path& model_folder);
+
+/// All of it that encoded rows depend on, in one line.
+std::string describe(const VisionRows& vision);
+
+/// [T, 3] positions of a row of one segment, as transformers' get_rope_index: an image's tokens have the time of its
+/// place, and their row and column beyond that; the text goes on behind the largest of them.
+std::vector<int32_t> axes_of(const Sample& row, const VisionRows& vision);
+
+/// Decodes the images of rows that have none of their pixels yet, with several threads. Input Error for a file that
+/// cannot be read, and for one that changed since the rows were encoded.
+void load_pixels(std::vector<Sample>& rows, const VisionRows& vision);
+
+}  // namespace unsloth::data

@@ -1,0 +1,42 @@
+// What a frozen tower over image patches computes beside products, norms and rotations: forward passes alone.
+//
+// Legend: P patches, C hidden, F intermediate, H heads, d head_dim.
+#pragma once
+
+#include "unsloth/ops/attention.h"
+#include "unsloth/ops/context.h"
+
+namespace unsloth::ops {
+
+/// out_PK = the values that a patch's bytes stand for, of each of `frames` equal frames: [P, channels, frames, area].
+/// bytes: uint8 [P, channels * area]; value_CB: fp32 [channels, 256], what each byte of a channel stands for. out:
+/// compute dtype, contiguous, rounded once.
+void patch_values(Context& ctx, const at::Tensor& bytes_PK, const at::Tensor& value_CB, int64_t frames,
+                  const at::Tensor& out_PK);
+
+/// x_PC += the sum of share_P4[p][j] * table_NC[index_P4[p][j]] over j. index int32 and share fp32, [P, 4]; table and x
+/// in the compute dtype; summed in fp32, rounded once.
+void add_interpolated(Context& ctx, const at::Tensor& table_NC, const at::Tensor& index_P4, const at::Tensor& share_P4,
+                      const at::Tensor& x_PC);
+
+/// LayerNorm (Ba et al., 2016): y = (x - mean) / sqrt(variance + eps) * weight + bias, of each row. weight and bias:
+/// fp32 [C]; x and y in the compute dtype, rows contiguous; y may be x. fp32 arithmetic, rounded once.
+void layer_norm_forward(Context& ctx, const at::Tensor& x_PC, const at::Tensor& weight_C, const at::Tensor& bias_C,
+                        double eps, const at::Tensor& y_PC);
+
+/// How GELU (Hendrycks & Gimpel, 2016) is computed: x/2 (1 + erf(x / sqrt 2)), or with tanh in place of erf.
+enum class Gelu : uint8_t { erf, tanh };
+/// In place, rows contiguous; fp32 arithmetic, rounded once.
+void gelu(Context& ctx, const at::Tensor& x_PF, Gelu form);
+
+/// out_PHd = softmax(scale q k^T) v within each segment: every patch sees all of its segment, before and behind it.
+/// q, k, v, out: compute dtype, last dimension contiguous, other strides free. offsets: of the segments, from 0 to P,
+/// on the host. fp32 arithmetic on the CPU; on CUDA LibTorch's kernels, which take memory of the allocator.
+void full_attention_forward(Context& ctx, double scale, const std::vector<int32_t>& offsets, const at::Tensor& q_PHd,
+                            const at::Tensor& k_PHd, const at::Tensor& v_PHd, const at::Tensor& out_PHd);
+/// What those kernels take at most for segments of up to `patches` patches (0 on the CPU): the output and what rows sum
+/// to; where d is no multiple of 8, the scores too.
+int64_t full_attention_library_bytes(at::Device device, at::ScalarType dtype, int64_t patches, int64_t heads,
+                                     int64_t d);
+
+}  // namespace unsloth::ops

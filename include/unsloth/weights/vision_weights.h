@@ -1,0 +1,48 @@
+// The weights of a frozen tower over images: loaded whole, in the compute type, by every rank.
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include <vector>
+
+#include "unsloth/formats/load_plan.h"
+#include "unsloth/memory/plan.h"
+#include "unsloth/spec/vision_spec.h"
+
+namespace unsloth::weights {
+
+struct VisionNorm {
+    at::Tensor weight, bias;  ///< fp32; no bias: RMSNorm
+};
+struct VisionLinear {
+    at::Tensor weight_NK, bias_N;
+};
+struct VisionBlock {
+    VisionNorm norm1;
+    VisionLinear qkv, proj;
+    VisionNorm norm2;
+    VisionLinear in, out;  ///< of the MLP; gated: gate's rows, then up's
+};
+/// Makes one token of a square of patches.
+struct VisionMerger {
+    VisionNorm norm;  ///< of a patch, or of all that become the token
+    VisionLinear in, out;
+};
+
+struct VisionWeights {
+    at::Tensor patch_CK, patch_bias_C;  ///< the second undefined without
+    at::Tensor positions_NC;            ///< learned; undefined without
+    std::vector<VisionBlock> blocks;
+    VisionMerger merger;
+    std::vector<VisionMerger> deepstack;
+    at::Tensor value_CB;            ///< fp32 [3, 256]: what a byte of a channel stands for
+    at::Tensor inv_freq_p, axis_p;  ///< fp32 and int32 [d / 2]: of the rotation by row and column
+
+    /// Submits its buffers, for the whole run.
+    static void plan(const spec::VisionSpec& spec, at::ScalarType dtype, memory::Plan& resident);
+    /// Reads them from the folder's tensors (ModelTensors::vision). Quantised ones are dequantized here.
+    static VisionWeights load(const spec::VisionSpec& spec, at::ScalarType dtype,
+                              const std::vector<formats::TensorSource>& sources, const memory::Arena& arena);
+};
+
+}  // namespace unsloth::weights

@@ -1,0 +1,105 @@
+// Small operators of a tower over image patches: bytes to values, interpolated positions, LayerNorm (Ba et al., 2016),
+// GELU (Hendrycks & Gimpel, 2016). A block has a row and its threads walk the columns. They run once a micro-batch
+// beside products that are two orders larger. Ceiling: the bandwidth of memory.
+#include "kernels/common/device.cuh"
+#include "kernels/common/launch.h"
+#include "kernels/vision.h"
+
+namespace unsloth::kernels {
+
+namespace {
+
+constexpr int vision_threads = 256;
+
+template <class T>
+__global__ void __launch_bounds__(vision_threads) patch_values_kernel(const PatchValues p) {
+    const int64_t patch = blockIdx.x, in_frames = p.frames * p.area, columns = p.channels * in_frames;
+    const uint8_t* const bytes = p.bytes + patch * p.channels * p.area;
+    T* const out = static_cast<T*>(p.out) + patch * columns;
+    for (int64_t i = threadIdx.x; i < columns; i += vision_threads) {
+        const int64_t channel = i / in_frames;
+        out[i] = from_float<T>(p.values[channel * 256 + bytes[channel * p.area + i % p.area]]);
+    }
+}
+
+template <class T>
+__global__ void __launch_bounds__(vision_threads) add_interpolated_kernel(const AddInterpolated p) {
+    const int64_t patch = blockIdx.x;
+    const T* const table = static_cast<const T*>(p.table);
+    T* const x = static_cast<T*>(p.x.data) + patch * p.x.stride;
+    for (int64_t c = threadIdx.x; c < p.columns; c += vision_threads) {
+        float sum = 0;
+        for (int64_t j = 4 * patch; j < 4 * patch + 4; ++j)
+            sum += p.share[j] * to_float(table[p.index[j] * p.columns + c]);
+        x[c] = from_float<T>(sum + to_float(x[c]));
+    }
+}
+
+template <class T>
+__global__ void __launch_bounds__(vision_threads) layer_norm_kernel(const LayerNorm p) {
+    __shared__ float shared[32];
+    const T* const x = static_cast<const T*>(p.x.data) + blockIdx.x * p.x.stride;
+    T* const y = static_cast<T*>(p.y.data) + blockIdx.x * p.y.stride;
+    const float count = static_cast<float>(p.columns);
+    float sum = 0, squares = 0;
+    for (int64_t c = threadIdx.x; c < p.columns; c += vision_threads) sum += to_float(x[c]);
+    const float mean = block_sum(sum, shared) / count;
+    for (int64_t c = threadIdx.x; c < p.columns; c += vision_threads) {
+        const float off = to_float(x[c]) - mean;
+        squares += off * off;
+    }
+    const float rstd = 1.0f / sqrtf(block_sum(squares, shared) / count + p.eps);
+    for (int64_t c = threadIdx.x; c < p.columns; c += vision_threads)
+        y[c] = from_float<T>((to_float(x[c]) - mean) * rstd * p.weight[c] + p.bias[c]);
+}
+
+template <class T>
+__global__ void __launch_bounds__(vision_threads) gelu_kernel(const GeluRows p) {
+    constexpr float slope = 0.7978845608028654f, cubic = 0.044715f, root_half = 0.7071067811865476f;
+    T* const x = static_cast<T*>(p.x.data) + blockIdx.x * p.x.stride;
+    for (int64_t c = threadIdx.x; c < p.columns; c += vision_threads) {
+        const float v = to_float(x[c]);
+        const float inner = p.tanh ? tanhf(slope * (v + cubic * v * v * v)) : erff(v * root_half);
+        x[c] = from_float<T>(0.5f * v * (1.0f + inner));
+    }
+}
+
+unsigned blocks_of(int64_t rows) {
+    return static_cast<unsigned>(rows);
+}
+
+}  // namespace
+
+void patch_values(const PatchValues& params, cudaStream_t stream) {
+    if (params.patches == 0) return;
+    dispatch_floating(params.type, [&](auto tag) {
+        using T = typename decltype(tag)::type;
+        UNSLOTH_LAUNCH(patch_values_kernel<T>, blocks_of(params.patches), vision_threads, 0, stream, params);
+    });
+}
+
+void add_interpolated(const AddInterpolated& params, cudaStream_t stream) {
+    if (params.patches == 0) return;
+    dispatch_floating(params.type, [&](auto tag) {
+        using T = typename decltype(tag)::type;
+        UNSLOTH_LAUNCH(add_interpolated_kernel<T>, blocks_of(params.patches), vision_threads, 0, stream, params);
+    });
+}
+
+void layer_norm_forward(const LayerNorm& params, cudaStream_t stream) {
+    if (params.rows == 0) return;
+    dispatch_floating(params.type, [&](auto tag) {
+        using T = typename decltype(tag)::type;
+        UNSLOTH_LAUNCH(layer_norm_kernel<T>, blocks_of(params.rows), vision_threads, 0, stream, params);
+    });
+}
+
+void gelu(const GeluRows& params, cudaStream_t stream) {
+    if (params.rows == 0) return;
+    dispatch_floating(params.type, [&](auto tag) {
+        using T = typename decltype(tag)::type;
+        UNSLOTH_LAUNCH(gelu_kernel<T>, blocks_of(params.rows), vision_threads, 0, stream, params);
+    });
+}
+
+}  // namespace unsloth::kernels

@@ -1,0 +1,78 @@
+#include "unsloth/data/vision.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "data/image_source.h"
+#include "unsloth/core/check.h"
+#include "unsloth/core/error.h"
+#include "unsloth/core/files.h"
+#include "unsloth/core/json.h"
+#include "unsloth/core/json_reader.h"
+#include "unsloth/core/parallel.h"
+
+namespace unsloth::data {
+
+std::shared_ptr<const VisionRows> read_vision_rows(const std::filesystem::path& model_folder) {
+    const std::filesystem::path path = model_folder / "config.json";
+    if (!std::filesystem::exists(path)) return nullptr;
+    const auto json = parse_json<nlohmann::json>(read_file(path), path.string());
+    const JsonReader<nlohmann::json> config(json, path.string());
+    const std::string type = config.string("model_type").value_or("");
+    const bool mllama = type == "mllama";
+    if (!config.has("vision_config") || (!mllama && type != "qwen2_5_vl" && type != "qwen3_vl")) return nullptr;
+    auto vision = std::make_shared<VisionRows>();
+    if (const auto processor = images::read_processor(model_folder))
+        vision->processor = *processor;
+    else
+        vision->missing = cat(model_folder.string(), " has no preprocessor_config.json");
+    vision->image_token = config.at(mllama ? "image_token_index" : "image_token_id").id();
+    vision->three_axes = !mllama;
+    return vision;
+}
+
+std::string describe(const VisionRows& vision) {
+    const auto& [processor, image_token, three_axes, missing] = vision;
+    return cat(images::describe(processor), " token ", image_token, " axes ", three_axes, " ", missing);
+}
+
+std::vector<int32_t> axes_of(const Sample& row, const VisionRows& vision) {
+    UNSLOTH_CHECK(row.segments.size() <= 1, "images in a row of ", row.segments.size(), " segments");
+    std::vector<int32_t> axes;
+    axes.reserve(row.ids.size() * 3);
+    int32_t next = 0;
+    std::size_t t = 0;
+    const auto text_until = [&](std::size_t end) {
+        for (; t < end; ++t, ++next) axes.insert(axes.end(), 3, next);
+    };
+    for (const Image& image : row.images) {
+        text_until(static_cast<std::size_t>(image.first));
+        const int32_t height = image.grid_h / vision.processor.merge, width = image.grid_w / vision.processor.merge;
+        for (int32_t y = 0; y < height; ++y)
+            for (int32_t x = 0; x < width; ++x, ++t) axes.insert(axes.end(), {next, next + y, next + x});
+        next += std::max(height, width);
+    }
+    text_until(row.ids.size());
+    return axes;
+}
+
+void load_pixels(std::vector<Sample>& rows, const VisionRows& vision) {
+    std::vector<std::pair<Image*, const ImageSource*>> wanted;
+    for (Sample& row : rows)
+        for (std::size_t i = 0; i < row.sources.size(); ++i)
+            if (!row.images.at(i).pixels) wanted.emplace_back(&row.images[i], &row.sources[i]);
+    parallel_ranges(static_cast<int64_t>(wanted.size()), 1, [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i) {
+            const auto [image, source] = wanted[static_cast<std::size_t>(i)];
+            images::Pixels pixels = images::process(vision.processor, decode(*source));
+            if (pixels.grid.height != image->grid_h || pixels.grid.width != image->grid_w)
+                throw Error("image.damaged",
+                            cat(name_of(*source), ": the image has another size than when its row was encoded"),
+                            "It changed meanwhile: start again, without data.cache_dir's older files.");
+            image->pixels = std::make_shared<const std::vector<uint8_t>>(std::move(pixels.values));
+        }
+    });
+}
+
+}  // namespace unsloth::data

@@ -1,0 +1,13 @@
+// Names of an adapter's tensors that other versions of transformers gave them.
+#pragma once
+
+#include "unsloth/formats/safetensors.h"
+#include "unsloth/spec/model_spec.h"
+
+namespace unsloth::formats {
+
+/// Gives today's names to an adapter made with transformers before 4.52, whose models that see images had no
+/// language_model in their modules' paths. Others stay as they are.
+void take_older_names(SafetensorsFile& file, const spec::ModelSpec& model);
+
+}  // namespace unsloth::formats

@@ -1,0 +1,43 @@
+// The buffers of a tower over images.
+#include <algorithm>
+
+#include "model/activation_list.h"
+
+namespace unsloth::model {
+
+void ActivationList::vision(const spec::VisionSpec& tower, VisionBuffers& b) {
+    const int64_t patches = sizes_.patches, c = tower.hidden_size, f = tower.intermediate_size;
+    const int64_t merge = tower.merge * tower.merge, tokens = tower.tokens_of(patches);
+    alike_ = 1;
+    constexpr uint8_t alone = memory::tower, until_read = memory::tower | memory::forward;
+    const auto buffer = [&](const char* name, int64_t count, at::ScalarType dtype, at::Tensor& tensor) {
+        add({"tower", name, {count}, dtype, alone}, tensor);
+    };
+    buffer("pixels", patches * tower.patch_bytes(), at::kByte, b.bytes);
+    buffer("patches", patches * c, dtype_, b.x);
+    // A token's output may be larger than the patches that it is made of.
+    const int64_t narrow = std::max(c, (tower.out_size + merge - 1) / merge);
+    buffer("normed patches", patches * (tower.gated_mlp ? std::max(narrow, f) : narrow), dtype_, b.h);
+    const int64_t inner = (tower.gated_mlp ? 2 : 1) * f, values = spec::VisionSpec::frames * tower.patch_bytes();
+    buffer("inner values of patches", patches * std::max({3 * c, inner, values}), dtype_, b.wide);
+    if (tower.rms_norm) buffer("rstd of patches", patches, at::kFloat, b.rstd);
+    if (tower.position_side > 0) {
+        buffer("learned positions", patches * 4, at::kInt, b.index);
+        buffer("their shares", patches * 4, at::kFloat, b.share);
+    }
+    buffer("rows and columns", patches * 2, at::kInt, b.positions);
+    buffer("cos of patches", patches * tower.head_dim() / 2, at::kFloat, b.cos);
+    buffer("sin of patches", patches * tower.head_dim() / 2, at::kFloat, b.sin);
+    buffer("tokens of patches", tokens, at::kInt, b.tokens);
+    add({"tower", "image features", {sizes_.image_tokens, tower.out_size}, dtype_, until_read}, b.features);
+    b.deepstack.resize(tower.deepstack.size());
+    for (std::size_t i = 0; i < b.deepstack.size(); ++i)
+        own({"tower",
+             Name("image features after", Name::Of::layer, static_cast<int64_t>(i)),
+             {sizes_.image_tokens, tower.out_size},
+             dtype_,
+             until_read},
+            b.deepstack[i]);
+}
+
+}  // namespace unsloth::model

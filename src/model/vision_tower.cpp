@@ -1,0 +1,174 @@
+// Legend: P patches, C the tower's hidden size, H heads, d head_dim, F intermediate, N tokens, M values of a token's
+// patches, D the text model's hidden size.
+#include "unsloth/model/vision_tower.h"
+
+#include <cmath>
+#include <cstring>
+
+#include "model/copy_values.h"
+#include "unsloth/ops/gemm.h"
+#include "unsloth/ops/norm.h"
+#include "unsloth/ops/profiler.h"
+#include "unsloth/ops/rope.h"
+#include "unsloth/ops/rows.h"
+#include "unsloth/ops/swiglu.h"
+#include "unsloth/ops/vision.h"
+
+namespace unsloth::model {
+namespace {
+
+/// The first values of a flat buffer as a matrix.
+at::Tensor matrix_of(const at::Tensor& flat, int64_t rows, int64_t columns) {
+    return flat.narrow(0, 0, rows * columns).view({rows, columns});
+}
+
+/// Columns [begin, begin + heads d) of a packed matrix as [P, heads, d].
+at::Tensor heads_of(const at::Tensor& x_PN, int64_t begin, int64_t heads, int64_t d) {
+    return x_PN.narrow(1, begin, heads * d).unflatten(1, {heads, d});
+}
+
+/// One image's way through the tower.
+class Sight {
+  public:
+    Sight(ops::Context& ctx, const spec::VisionSpec& spec, const weights::VisionWeights& w, const VisionBuffers& b,
+          const data::Image& image)
+        : ctx_(ctx),
+          spec_(spec),
+          w_(w),
+          b_(b),
+          order_(spec::patch_order(spec, image.grid_h, image.grid_w)),
+          patches_(image.patches()),
+          x_PC_(matrix_of(b.x, patches_, spec.hidden_size)) {
+        embed_patches(image);
+    }
+
+    /// Features of the image's tokens [feature, feature + N) of the micro-batch.
+    void pass(int64_t feature) {
+        const int64_t tokens = spec_.tokens_of(patches_);
+        for (int64_t layer = 0; layer < spec_.depth; ++layer) {
+            block(w_.blocks[static_cast<std::size_t>(layer)], spec_.attends_in_windows(layer));
+            for (std::size_t i = 0; i < spec_.deepstack.size(); ++i)
+                if (spec_.deepstack[i] == layer)
+                    merge(w_.deepstack[i], spec_.merged_size(), b_.deepstack[i].narrow(0, feature, tokens));
+        }
+        merge(w_.merger, spec_.hidden_size, b_.features.narrow(0, feature, tokens));
+    }
+
+  private:
+    /// Pixels in the tower's order become the first values; and what follows from where patches lie.
+    void embed_patches(const data::Image& image) {
+        const auto bytes = static_cast<std::size_t>(spec_.patch_bytes());
+        UNSLOTH_CHECK(image.pixels && image.pixels->size() == static_cast<std::size_t>(patches_) * bytes,
+                      "an image of ", image.grid_h, " x ", image.grid_w, " patches has ",
+                      image.pixels ? image.pixels->size() : 0, " bytes");
+        std::vector<uint8_t> pixels(image.pixels->size());
+        std::vector<int32_t> places;
+        for (std::size_t i = 0; i < order_.patches.size(); ++i) {
+            std::memcpy(pixels.data() + i * bytes,
+                        image.pixels->data() + static_cast<std::size_t>(order_.patches[i]) * bytes, bytes);
+            places.push_back(order_.rows[i]);
+            places.push_back(order_.columns[i]);
+        }
+        copy_values(pixels, b_.bytes);
+        copy_values(places, b_.positions);
+        copy_values(order_.tokens, b_.tokens);
+        const int64_t values = spec::VisionSpec::frames * spec_.patch_bytes(), pairs = spec_.head_dim() / 2;
+        const at::Tensor values_PK = matrix_of(b_.wide, patches_, values);
+        ops::patch_values(ctx_, matrix_of(b_.bytes, patches_, spec_.patch_bytes()), w_.value_CB,
+                          spec::VisionSpec::frames, values_PK);
+        multiply({w_.patch_CK, w_.patch_bias_C}, values_PK, x_PC_);
+        if (spec_.position_side > 0) {
+            const spec::PatchPositions learned = spec::patch_positions(spec_, order_, image.grid_h, image.grid_w);
+            copy_values(learned.index, b_.index);
+            copy_values(learned.share, b_.share);
+            ops::add_interpolated(ctx_, w_.positions_NC, matrix_of(b_.index, patches_, 4),
+                                  matrix_of(b_.share, patches_, 4), x_PC_);
+        }
+        ops::rope_table(ctx_, matrix_of(b_.positions, patches_, 2), w_.inv_freq_p, 1.0,
+                        matrix_of(b_.cos, patches_, pairs), matrix_of(b_.sin, patches_, pairs), w_.axis_p);
+    }
+
+    /// out = x Wᵀ + b, or added to out.
+    void multiply(const weights::VisionLinear& w, const at::Tensor& x, const at::Tensor& out, bool adds = false) {
+        ops::Gemm product{
+            .a = x, .b = w.weight_NK, .out = out, .transpose_b = true, .beta = adds ? 1.0 : 0.0, .label = "gemm tower"};
+        if (w.bias_N.defined()) product.bias = w.bias_N;
+        ops::gemm(ctx_, product);
+    }
+
+    void normalise(const weights::VisionNorm& w, const at::Tensor& x, const at::Tensor& y) {
+        if (spec_.rms_norm)
+            ops::rms_norm_forward(ctx_, x, w.weight, spec_.norm_eps, y, b_.rstd.narrow(0, 0, x.size(0)));
+        else
+            ops::layer_norm_forward(ctx_, x, w.weight, w.bias, spec_.norm_eps, y);
+    }
+
+    void block(const weights::VisionBlock& w, bool in_windows) {
+        const int64_t c = spec_.hidden_size, f = spec_.intermediate_size, heads = spec_.num_heads;
+        const int64_t d = spec_.head_dim(), pairs = d / 2;
+        const at::Tensor h_PC = matrix_of(b_.h, patches_, c), qkv_PN = matrix_of(b_.wide, patches_, 3 * c);
+        normalise(w.norm1, x_PC_, h_PC);
+        multiply(w.qkv, h_PC, qkv_PN);
+        ops::rope_apply(ctx_, heads_of(qkv_PN, 0, 2 * heads, d), matrix_of(b_.cos, patches_, pairs),
+                        matrix_of(b_.sin, patches_, pairs), /*backward=*/false);
+        const std::vector<int32_t> whole = {0, static_cast<int32_t>(patches_)};
+        ops::full_attention_forward(ctx_, 1.0 / std::sqrt(static_cast<double>(d)), in_windows ? order_.windows : whole,
+                                    heads_of(qkv_PN, 0, heads, d), heads_of(qkv_PN, c, heads, d),
+                                    heads_of(qkv_PN, 2 * c, heads, d), heads_of(h_PC, 0, heads, d));
+        multiply(w.proj, h_PC, x_PC_, /*adds=*/true);
+        normalise(w.norm2, x_PC_, h_PC);
+        const at::Tensor inner_PF = matrix_of(b_.wide, patches_, (spec_.gated_mlp ? 2 : 1) * f);
+        multiply(w.in, h_PC, inner_PF);
+        if (spec_.gated_mlp) {
+            const at::Tensor act_PF = matrix_of(b_.h, patches_, f);
+            ops::swiglu_forward(ctx_, inner_PF, act_PF);
+            return multiply(w.out, act_PF, x_PC_, /*adds=*/true);
+        }
+        ops::gelu(ctx_, inner_PF, ops::Gelu::tanh);
+        multiply(w.out, inner_PF, x_PC_, /*adds=*/true);
+    }
+
+    /// `normed`: values that the norm takes at a time, a patch's or all of a token's.
+    void merge(const weights::VisionMerger& w, int64_t normed, const at::Tensor& out_ND) {
+        const int64_t tokens = out_ND.size(0), merged = spec_.merged_size(),
+                      rows = patches_ * spec_.hidden_size / normed;
+        normalise(w.norm, x_PC_.view({rows, normed}), matrix_of(b_.h, rows, normed));
+        const at::Tensor inner_NM = matrix_of(b_.wide, tokens, merged);
+        multiply(w.in, matrix_of(b_.h, tokens, merged), inner_NM);
+        ops::gelu(ctx_, inner_NM, ops::Gelu::erf);
+        if (spec_.window == 0) return multiply(w.out, inner_NM, out_ND);
+        const at::Tensor in_windows_ND = matrix_of(b_.h, tokens, spec_.out_size);
+        multiply(w.out, inner_NM, in_windows_ND);
+        ops::scatter_rows(ctx_, in_windows_ND, b_.tokens.narrow(0, 0, tokens), out_ND);
+    }
+
+    ops::Context& ctx_;
+    const spec::VisionSpec& spec_;
+    const weights::VisionWeights& w_;
+    const VisionBuffers& b_;
+    const spec::PatchOrder order_;
+    const int64_t patches_;
+    const at::Tensor x_PC_;
+};
+
+}  // namespace
+
+std::vector<ImagePlace> image_places(const spec::VisionSpec& spec, const std::vector<data::Image>& images) {
+    std::vector<ImagePlace> places;
+    int64_t feature = 0;
+    for (const data::Image& image : images) {
+        const int64_t count = spec.tokens_of(image.patches());
+        places.push_back({feature, image.first, count});
+        feature += count;
+    }
+    return places;
+}
+
+void see_images(ops::Context& ctx, const spec::VisionSpec& spec, const weights::VisionWeights& w,
+                const VisionBuffers& b, const std::vector<data::Image>& images) {
+    const ops::Region region(ctx, "tower");
+    const std::vector<ImagePlace> places = image_places(spec, images);
+    for (std::size_t i = 0; i < images.size(); ++i) Sight(ctx, spec, w, b, images[i]).pass(places[i].feature);
+}
+
+}  // namespace unsloth::model

@@ -1,0 +1,253 @@
+#include "unsloth/ops/vision.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+
+#include "ops/checks.h"
+#include "ops/cpu_rows.h"
+#include "ops/glu_cpu.h"
+#include "ops/vision_cuda.h"
+#include "unsloth/ops/profiler.h"
+#ifdef UNSLOTH_CUDA
+#include "kernels/vision.h"
+#endif
+
+namespace unsloth::ops {
+
+namespace {
+
+void patch_values_cpu(const at::Tensor& bytes_PK, const at::Tensor& value_CB, int64_t frames,
+                      const at::Tensor& out_PK) {
+    const int64_t channels = value_CB.size(0), columns = bytes_PK.size(1), area = columns / channels;
+    const cpu::Rows out(out_PK);
+    const uint8_t* const bytes = bytes_PK.const_data_ptr<uint8_t>();
+    const float* const values = value_CB.const_data_ptr<float>();
+    at::parallel_for(0, bytes_PK.size(0), cpu::grain_size(frames * columns), [&](int64_t begin, int64_t end) {
+        std::vector<float> row(static_cast<size_t>(frames * columns));
+        for (int64_t patch = begin; patch < end; ++patch) {
+            for (int64_t i = 0; i < frames * columns; ++i) {
+                const int64_t channel = i / (frames * area);
+                const uint8_t byte = bytes[patch * columns + channel * area + i % area];
+                row[static_cast<size_t>(i)] = values[channel * 256 + byte];
+            }
+            out.write(patch, row.data());
+        }
+    });
+}
+
+void add_interpolated_cpu(const at::Tensor& table_NC, const at::Tensor& index_P4, const at::Tensor& share_P4,
+                          const at::Tensor& x_PC) {
+    const cpu::Rows table(table_NC), x(x_PC);
+    const int32_t* const index = index_P4.const_data_ptr<int32_t>();
+    const float* const share = share_P4.const_data_ptr<float>();
+    const int64_t columns = x.columns();
+    at::parallel_for(0, x.rows(), cpu::grain_size(8 * columns), [&](int64_t begin, int64_t end) {
+        std::vector<float> scratch(static_cast<size_t>(columns)), sum(static_cast<size_t>(columns));
+        for (int64_t patch = begin; patch < end; ++patch) {
+            std::fill(sum.begin(), sum.end(), 0.0F);
+            for (int64_t j = 4 * patch; j < 4 * patch + 4; ++j) {
+                const float* const row = table.read(index[j], scratch.data());
+                for (int64_t c = 0; c < columns; ++c) sum[static_cast<size_t>(c)] += share[j] * row[c];
+            }
+            const float* const own = x.read(patch, scratch.data());
+            for (int64_t c = 0; c < columns; ++c) sum[static_cast<size_t>(c)] += own[c];
+            x.write(patch, sum.data());
+        }
+    });
+}
+
+void layer_norm_cpu(const at::Tensor& x_PC, const at::Tensor& weight_C, const at::Tensor& bias_C, float eps,
+                    const at::Tensor& y_PC) {
+    const cpu::Rows x(x_PC), y(y_PC);
+    const int64_t columns = x.columns();
+    const float* const weight = weight_C.const_data_ptr<float>();
+    const float* const bias = bias_C.const_data_ptr<float>();
+    at::parallel_for(0, x.rows(), cpu::grain_size(4 * columns), [&](int64_t begin, int64_t end) {
+        std::vector<float> scratch(static_cast<size_t>(columns)), out(static_cast<size_t>(columns));
+        for (int64_t row = begin; row < end; ++row) {
+            const float* const in = x.read(row, scratch.data());
+            const float count = static_cast<float>(columns);
+            const float mean = cpu::lane_sum(columns, [&](int64_t c) { return in[c]; }) / count;
+            const float variance =
+                cpu::lane_sum(columns, [&](int64_t c) { return (in[c] - mean) * (in[c] - mean); }) / count;
+            const float rstd = 1.0F / std::sqrt(variance + eps);
+            for (int64_t c = 0; c < columns; ++c)
+                out[static_cast<size_t>(c)] = (in[c] - mean) * rstd * weight[c] + bias[c];
+            y.write(row, out.data());
+        }
+    });
+}
+
+float gelu_of(float v, Gelu form) {
+    const float inner =
+        form == Gelu::tanh ? cpu::GeluTanhGlu::inner(v) : std::erf(v * static_cast<float>(1.0 / std::numbers::sqrt2));
+    return 0.5F * v * (1.0F + inner);
+}
+
+void gelu_cpu(const at::Tensor& x_PF, Gelu form) {
+    const cpu::Rows rows(x_PF);
+    const int64_t columns = rows.columns();
+    at::parallel_for(0, rows.rows(), cpu::grain_size(8 * columns), [&](int64_t begin, int64_t end) {
+        std::vector<float> scratch(static_cast<size_t>(columns)), out(static_cast<size_t>(columns));
+        for (int64_t row = begin; row < end; ++row) {
+            const float* const in = rows.read(row, scratch.data());
+            for (int64_t c = 0; c < columns; ++c) out[static_cast<size_t>(c)] = gelu_of(in[c], form);
+            rows.write(row, out.data());
+        }
+    });
+}
+
+/// Keys and values of one head of a segment, as fp32.
+class HeadRows {
+  public:
+    HeadRows(const cpu::Rows& rows, int64_t head, int64_t begin, int64_t end)
+        : columns_(rows.columns()), values_(static_cast<size_t>((end - begin) * columns_)) {
+        std::vector<float> scratch(static_cast<size_t>(columns_));
+        for (int64_t i = begin; i < end; ++i)
+            std::copy_n(rows.read(i, head, scratch.data()), columns_, values_.data() + (i - begin) * columns_);
+    }
+    const float* operator[](int64_t i) const { return values_.data() + i * columns_; }
+
+  private:
+    int64_t columns_;
+    std::vector<float> values_;
+};
+
+/// One row's probabilities, not divided by their sum, which it returns.
+float exponentials(std::vector<float>& scores) {
+    const float most = *std::max_element(scores.begin(), scores.end());
+    for (float& score : scores) score = std::exp(score - most);
+    return cpu::lane_sum(static_cast<int64_t>(scores.size()),
+                         [&](int64_t j) { return scores[static_cast<size_t>(j)]; });
+}
+
+void attend_cpu(float scale, int64_t begin, int64_t end, int64_t head, const cpu::Rows& q, const cpu::Rows& k,
+                const cpu::Rows& v, const cpu::Rows& out) {
+    const int64_t d = q.columns(), keys = end - begin;
+    const HeadRows key(k, head, begin, end), value(v, head, begin, end);
+    std::vector<float> scratch(static_cast<size_t>(d)), sum(static_cast<size_t>(d)), scores(static_cast<size_t>(keys));
+    for (int64_t row = begin; row < end; ++row) {
+        const float* const query = q.read(row, head, scratch.data());
+        for (int64_t j = 0; j < keys; ++j) {
+            const float* const other = key[j];
+            scores[static_cast<size_t>(j)] = scale * cpu::lane_sum(d, [&](int64_t c) { return query[c] * other[c]; });
+        }
+        const float whole = exponentials(scores);
+        std::fill(sum.begin(), sum.end(), 0.0F);
+        for (int64_t j = 0; j < keys; ++j)
+            for (int64_t c = 0; c < d; ++c) sum[static_cast<size_t>(c)] += scores[static_cast<size_t>(j)] * value[j][c];
+        for (float& part : sum) part /= whole;
+        out.write(row, head, sum.data());
+    }
+}
+
+void check_rows(const Context& ctx, const char* name, const at::Tensor& x_PC) {
+    UNSLOTH_CHECK(x_PC.dim() == 2, name, " has ", x_PC.dim(), " dimensions, expected 2");
+    check_compute_tensor(ctx, name, x_PC, x_PC.sizes());
+}
+
+}  // namespace
+
+void patch_values(Context& ctx, const at::Tensor& bytes_PK, const at::Tensor& value_CB, int64_t frames,
+                  const at::Tensor& out_PK) {
+    const Region region(ctx, "patch_values");
+    const int64_t patches = bytes_PK.size(0), channels = value_CB.size(0), columns = bytes_PK.size(1);
+    UNSLOTH_CHECK(columns % channels == 0, columns, " bytes of ", channels, " channels");
+    check_contiguous(ctx, "bytes", bytes_PK, {patches, columns}, at::kByte);
+    check_contiguous(ctx, "values", value_CB, {channels, 256}, at::kFloat);
+    check_contiguous(ctx, "out", out_PK, {patches, frames * columns}, out_PK.scalar_type());
+    check_rows(ctx, "out", out_PK);
+    if (!ctx.is_cuda()) return patch_values_cpu(bytes_PK, value_CB, frames, out_PK);
+#ifdef UNSLOTH_CUDA
+    kernels::patch_values(
+        {patches, channels, frames, columns / channels, dtype_of(out_PK), bytes_PK.const_data_ptr<uint8_t>(),
+         value_CB.const_data_ptr<float>(), out_PK.mutable_data_ptr()},
+        static_cast<cudaStream_t>(ctx.stream()));
+#endif
+}
+
+void add_interpolated(Context& ctx, const at::Tensor& table_NC, const at::Tensor& index_P4, const at::Tensor& share_P4,
+                      const at::Tensor& x_PC) {
+    const Region region(ctx, "positions");
+    check_rows(ctx, "x", x_PC);
+    const int64_t patches = x_PC.size(0), columns = x_PC.size(1);
+    check_contiguous(ctx, "table", table_NC, {table_NC.size(0), columns}, x_PC.scalar_type());
+    check_contiguous(ctx, "index", index_P4, {patches, 4}, at::kInt);
+    check_contiguous(ctx, "share", share_P4, {patches, 4}, at::kFloat);
+    if (!ctx.is_cuda()) return add_interpolated_cpu(table_NC, index_P4, share_P4, x_PC);
+#ifdef UNSLOTH_CUDA
+    kernels::add_interpolated({patches,
+                               columns,
+                               dtype_of(x_PC),
+                               table_NC.const_data_ptr(),
+                               index_P4.const_data_ptr<int32_t>(),
+                               share_P4.const_data_ptr<float>(),
+                               {x_PC.mutable_data_ptr(), x_PC.stride(0)}},
+                              static_cast<cudaStream_t>(ctx.stream()));
+#endif
+}
+
+void layer_norm_forward(Context& ctx, const at::Tensor& x_PC, const at::Tensor& weight_C, const at::Tensor& bias_C,
+                        double eps, const at::Tensor& y_PC) {
+    const Region region(ctx, "layer_norm");
+    check_rows(ctx, "x", x_PC);
+    check_tensor(ctx, "y", y_PC, x_PC.sizes(), x_PC.scalar_type());
+    check_contiguous(ctx, "weight", weight_C, {x_PC.size(1)}, at::kFloat);
+    check_contiguous(ctx, "bias", bias_C, {x_PC.size(1)}, at::kFloat);
+    if (!ctx.is_cuda()) return layer_norm_cpu(x_PC, weight_C, bias_C, static_cast<float>(eps), y_PC);
+#ifdef UNSLOTH_CUDA
+    kernels::layer_norm_forward({x_PC.size(0),
+                                 x_PC.size(1),
+                                 dtype_of(x_PC),
+                                 {x_PC.const_data_ptr(), x_PC.stride(0)},
+                                 weight_C.const_data_ptr<float>(),
+                                 bias_C.const_data_ptr<float>(),
+                                 static_cast<float>(eps),
+                                 {y_PC.mutable_data_ptr(), y_PC.stride(0)}},
+                                static_cast<cudaStream_t>(ctx.stream()));
+#endif
+}
+
+void gelu(Context& ctx, const at::Tensor& x_PF, Gelu form) {
+    const Region region(ctx, "gelu");
+    check_rows(ctx, "x", x_PF);
+    if (!ctx.is_cuda()) return gelu_cpu(x_PF, form);
+#ifdef UNSLOTH_CUDA
+    kernels::gelu(
+        {x_PF.size(0), x_PF.size(1), dtype_of(x_PF), {x_PF.mutable_data_ptr(), x_PF.stride(0)}, form == Gelu::tanh},
+        static_cast<cudaStream_t>(ctx.stream()));
+#endif
+}
+
+int64_t full_attention_library_bytes(at::Device device, at::ScalarType dtype, int64_t patches, int64_t heads,
+                                     int64_t d) {
+    if (!device.is_cuda()) return 0;
+    constexpr int64_t rounding = int64_t{2} << 20;
+    const auto each = static_cast<int64_t>(c10::elementSize(dtype));
+    const int64_t scores = d % 8 == 0 ? 0 : 3 * heads * patches * patches;
+    return (patches * heads * d + scores) * each + patches * heads * static_cast<int64_t>(sizeof(float)) + rounding;
+}
+
+void full_attention_forward(Context& ctx, double scale, const std::vector<int32_t>& offsets, const at::Tensor& q_PHd,
+                            const at::Tensor& k_PHd, const at::Tensor& v_PHd, const at::Tensor& out_PHd) {
+    const Region region(ctx, "full_attention");
+    UNSLOTH_CHECK(q_PHd.dim() == 3 && !offsets.empty() && offsets.back() == q_PHd.size(0), "segments end at ",
+                  offsets.empty() ? 0 : offsets.back(), " of ", q_PHd.sizes());
+    check_compute_tensor(ctx, "q", q_PHd, q_PHd.sizes());
+    for (const at::Tensor& other : {k_PHd, v_PHd, out_PHd})
+        check_tensor(ctx, "k, v or out", other, q_PHd.sizes(), q_PHd.scalar_type());
+#ifdef UNSLOTH_CUDA
+    if (ctx.is_cuda()) return full_attention_cuda(scale, offsets, q_PHd, k_PHd, v_PHd, out_PHd);
+#endif
+    const cpu::Rows q(q_PHd), k(k_PHd), v(v_PHd), out(out_PHd);
+    const int64_t heads = q_PHd.size(1), segments = static_cast<int64_t>(offsets.size()) - 1;
+    at::parallel_for(0, segments * heads, 1, [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i) {
+            const auto segment = static_cast<size_t>(i / heads);
+            attend_cpu(static_cast<float>(scale), offsets[segment], offsets[segment + 1], i % heads, q, k, v, out);
+        }
+    });
+}
+
+}  // namespace unsloth::ops

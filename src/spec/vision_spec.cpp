@@ -1,0 +1,133 @@
+#include "unsloth/spec/vision_spec.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "unsloth/core/error.h"
+
+namespace unsloth::spec {
+namespace {
+
+class VisionTable {
+  public:
+    explicit VisionTable(const VisionSpec& spec) : spec_(spec) {}
+
+    void linear(const std::string& module, int64_t n, int64_t k) {
+        tensors_.push_back({module + ".weight", {n, k}});
+        tensors_.push_back({module + ".bias", {n}});
+    }
+    void norm(const std::string& module, int64_t size) {
+        tensors_.push_back({module + ".weight", {size}});
+        if (!spec_.rms_norm) tensors_.push_back({module + ".bias", {size}});
+    }
+    void block(int64_t layer) {
+        const std::string block = cat("blocks.", layer, ".");
+        const int64_t c = spec_.hidden_size, f = spec_.intermediate_size;
+        norm(block + "norm1", c);
+        linear(block + "attn.qkv", 3 * c, c);
+        linear(block + "attn.proj", c, c);
+        norm(block + "norm2", c);
+        if (spec_.gated_mlp) {
+            linear(block + "mlp.gate_proj", f, c);
+            linear(block + "mlp.up_proj", f, c);
+            linear(block + "mlp.down_proj", c, f);
+        } else {
+            linear(block + "mlp.linear_fc1", f, c);
+            linear(block + "mlp.linear_fc2", c, f);
+        }
+    }
+    /// `size`: of what its norm takes at a time.
+    void merger(const std::string& module, int64_t size) {
+        const int64_t m = spec_.merged_size();
+        const bool numbered = spec_.gated_mlp;  // Qwen2.5's
+        norm(module + (numbered ? ".ln_q" : ".norm"), size);
+        linear(module + (numbered ? ".mlp.0" : ".linear_fc1"), m, m);
+        linear(module + (numbered ? ".mlp.2" : ".linear_fc2"), spec_.out_size, m);
+    }
+    std::vector<VisionTensor> all() {
+        const int64_t c = spec_.hidden_size, p = spec_.patch_size;
+        tensors_.push_back({"patch_embed.proj.weight", {c, VisionSpec::channels, VisionSpec::frames, p, p}});
+        if (spec_.patch_bias) tensors_.push_back({"patch_embed.proj.bias", {c}});
+        if (const int64_t side = spec_.position_side; side > 0)
+            tensors_.push_back({"pos_embed.weight", {side * side, c}});
+        for (int64_t layer = 0; layer < spec_.depth; ++layer) block(layer);
+        merger("merger", c);
+        for (std::size_t i = 0; i < spec_.deepstack.size(); ++i)
+            merger(cat("deepstack_merger_list.", i), spec_.merged_size());
+        return std::move(tensors_);
+    }
+
+  private:
+    const VisionSpec& spec_;
+    std::vector<VisionTensor> tensors_;
+};
+
+}  // namespace
+
+bool VisionSpec::attends_in_windows(int64_t layer) const {
+    return window > 0 && std::ranges::find(unwindowed, layer) == unwindowed.end();
+}
+
+std::vector<VisionTensor> vision_tensors(const VisionSpec& spec) {
+    return VisionTable(spec).all();
+}
+
+PatchOrder patch_order(const VisionSpec& spec, int64_t grid_h, int64_t grid_w) {
+    const int64_t m = spec.merge, h = grid_h / m, w = grid_w / m;  // tokens
+    UNSLOTH_CHECK(h > 0 && w > 0 && h * m == grid_h && w * m == grid_w, "an image of ", grid_h, " x ", grid_w,
+                  " patches, of which ", m, " x ", m, " are a token");
+    const int64_t tall = spec.window > 0 ? spec.window : h, wide = spec.window > 0 ? spec.window : w;
+    PatchOrder order;
+    order.windows = {0};
+    const auto add_token = [&](int64_t y, int64_t x) {
+        order.tokens.push_back(static_cast<int32_t>(y * w + x));
+        for (int64_t i = 0; i < m * m; ++i) {
+            order.patches.push_back(static_cast<int32_t>((y * w + x) * m * m + i));
+            order.rows.push_back(static_cast<int32_t>(y * m + i / m));
+            order.columns.push_back(static_cast<int32_t>(x * m + i % m));
+        }
+    };
+    for (int64_t top = 0; top < h; top += tall)
+        for (int64_t left = 0; left < w; left += wide) {
+            for (int64_t y = top; y < std::min(h, top + tall); ++y)
+                for (int64_t x = left; x < std::min(w, left + wide); ++x) add_token(y, x);
+            order.windows.push_back(static_cast<int32_t>(order.patches.size()));
+        }
+    return order;
+}
+
+PatchPositions patch_positions(const VisionSpec& spec, const PatchOrder& order, int64_t grid_h, int64_t grid_w) {
+    const int64_t side = spec.position_side;
+    struct Place {
+        int32_t below, above;
+        float share;  // of the one above
+    };
+    // As torch.linspace in fp32: from both ends to the middle.
+    const auto places = [&](int64_t count) {
+        std::vector<Place> all;
+        const float last = static_cast<float>(side - 1), step = count > 1 ? last / static_cast<float>(count - 1) : 0.0F;
+        for (int64_t i = 0; i < count; ++i) {
+            const float at = i < count / 2 || count == 1 ? step * static_cast<float>(i)
+                                                         : last - step * static_cast<float>(count - 1 - i);
+            const auto below = static_cast<int32_t>(at);
+            all.push_back({below, std::min(below + 1, static_cast<int32_t>(side - 1)), at - static_cast<float>(below)});
+        }
+        return all;
+    };
+    const std::vector<Place> rows = places(grid_h), columns = places(grid_w);
+    const auto width = static_cast<int32_t>(side);
+    PatchPositions positions;
+    for (std::size_t i = 0; i < order.patches.size(); ++i) {
+        const Place& y = rows[static_cast<std::size_t>(order.rows[i])];
+        const Place& x = columns[static_cast<std::size_t>(order.columns[i])];
+        for (const int32_t index : {y.below * width + x.below, y.below * width + x.above, y.above * width + x.below,
+                                    y.above * width + x.above})
+            positions.index.push_back(index);
+        for (const float share :
+             {(1 - y.share) * (1 - x.share), (1 - y.share) * x.share, y.share * (1 - x.share), y.share * x.share})
+            positions.share.push_back(share);
+    }
+    return positions;
+}
+
+}  // namespace unsloth::spec

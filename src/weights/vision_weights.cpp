@@ -1,0 +1,147 @@
+#include "unsloth/weights/vision_weights.h"
+
+#include <cmath>
+#include <map>
+
+#include "unsloth/core/error.h"
+
+namespace unsloth::weights {
+namespace {
+
+/// A buffer, and the tensors of the folder that are its rows, by their names below the tower.
+struct VisionBuffer {
+    std::string name;
+    std::vector<int64_t> shape;
+    at::ScalarType dtype;
+    std::vector<std::string> from;
+    at::Tensor* to;
+};
+
+/// Every tensor of the weights with its buffer: what is planned and what is loaded follow from this list.
+class VisionList {
+  public:
+    VisionList(const spec::VisionSpec& spec, at::ScalarType dtype, VisionWeights& weights)
+        : spec_(spec), dtype_(dtype) {
+        for (const spec::VisionTensor& tensor : spec::vision_tensors(spec)) shapes_.emplace(tensor.name, tensor.shape);
+        add(weights.patch_CK, {"patch_embed.proj.weight"}, dtype);
+        if (spec.patch_bias) add(weights.patch_bias_C, {"patch_embed.proj.bias"}, dtype);
+        if (spec.position_side > 0) add(weights.positions_NC, {"pos_embed.weight"}, dtype);
+        weights.blocks.resize(static_cast<std::size_t>(spec.depth));
+        for (std::size_t i = 0; i < weights.blocks.size(); ++i) block(cat("blocks.", i, "."), weights.blocks[i]);
+        merger("merger.", weights.merger);
+        weights.deepstack.resize(spec.deepstack.size());
+        for (std::size_t i = 0; i < weights.deepstack.size(); ++i)
+            merger(cat("deepstack_merger_list.", i, "."), weights.deepstack[i]);
+        const int64_t pairs = spec.head_dim() / 2;
+        buffers_.push_back({"values of bytes", {spec::VisionSpec::channels, 256}, at::kFloat, {}, &weights.value_CB});
+        buffers_.push_back({"inverse frequencies of patches", {pairs}, at::kFloat, {}, &weights.inv_freq_p});
+        buffers_.push_back({"axes of patches", {pairs}, at::kInt, {}, &weights.axis_p});
+    }
+
+    const std::vector<VisionBuffer>& buffers() const { return buffers_; }
+
+  private:
+    void add(at::Tensor& to, std::vector<std::string> from, at::ScalarType dtype) {
+        std::vector<int64_t> shape = shapes_.at(from.front());
+        for (std::size_t i = 1; i < from.size(); ++i) shape[0] += shapes_.at(from[i])[0];
+        for (; shape.size() > 2; shape.pop_back()) shape[shape.size() - 2] *= shape.back();
+        buffers_.push_back({"visual." + from.front(), std::move(shape), dtype, std::move(from), &to});
+    }
+    void linear(VisionLinear& to, const std::vector<std::string>& modules) {
+        std::vector<std::string> weights, biases;
+        for (const std::string& module : modules) {
+            weights.push_back(module + ".weight");
+            biases.push_back(module + ".bias");
+        }
+        add(to.weight_NK, std::move(weights), dtype_);
+        add(to.bias_N, std::move(biases), dtype_);
+    }
+    void norm(VisionNorm& to, const std::string& module) {
+        add(to.weight, {module + ".weight"}, at::kFloat);
+        if (!spec_.rms_norm) add(to.bias, {module + ".bias"}, at::kFloat);
+    }
+    void block(const std::string& name, VisionBlock& to) {
+        norm(to.norm1, name + "norm1");
+        linear(to.qkv, {name + "attn.qkv"});
+        linear(to.proj, {name + "attn.proj"});
+        norm(to.norm2, name + "norm2");
+        if (spec_.gated_mlp)
+            linear(to.in, {name + "mlp.gate_proj", name + "mlp.up_proj"});
+        else
+            linear(to.in, {name + "mlp.linear_fc1"});
+        linear(to.out, {name + (spec_.gated_mlp ? "mlp.down_proj" : "mlp.linear_fc2")});
+    }
+    void merger(const std::string& name, VisionMerger& to) {
+        norm(to.norm, name + (spec_.gated_mlp ? "ln_q" : "norm"));
+        linear(to.in, {name + (spec_.gated_mlp ? "mlp.0" : "linear_fc1")});
+        linear(to.out, {name + (spec_.gated_mlp ? "mlp.2" : "linear_fc2")});
+    }
+
+    const spec::VisionSpec& spec_;
+    at::ScalarType dtype_;
+    std::map<std::string, std::vector<int64_t>> shapes_;
+    std::vector<VisionBuffer> buffers_;
+};
+
+/// Pixels from 0 to 1 in fp32, less the mean, by the deviation, as transformers computes them.
+at::Tensor values_of_bytes(const spec::VisionSpec& spec) {
+    const at::Tensor values = at::empty({spec::VisionSpec::channels, 256}, at::kFloat);
+    auto* const out = values.mutable_data_ptr<float>();
+    for (std::size_t channel = 0; channel < 3; ++channel)
+        for (int byte = 0; byte < 256; ++byte) {
+            const auto pixel = static_cast<float>(byte * (1.0 / 255));
+            out[channel * 256 + static_cast<std::size_t>(byte)] =
+                (pixel - static_cast<float>(spec.image_mean[channel])) / static_cast<float>(spec.image_std[channel]);
+        }
+    return values;
+}
+
+/// A half of a head's pairs turns by the row, the other by the column, with the same frequencies.
+void fill_rotation(const spec::VisionSpec& spec, const VisionWeights& weights) {
+    const int64_t half = spec.head_dim() / 4;
+    const at::Tensor frequencies = at::empty({2 * half}, at::kFloat), axes = at::empty({2 * half}, at::kInt);
+    for (int64_t i = 0; i < 2 * half; ++i) {
+        const double share = static_cast<double>(i % half) / static_cast<double>(half);
+        frequencies.mutable_data_ptr<float>()[i] = static_cast<float>(1.0 / std::pow(spec.rope_theta, share));
+        axes.mutable_data_ptr<int32_t>()[i] = i < half ? 0 : 1;
+    }
+    weights.inv_freq_p.copy_(frequencies);
+    weights.axis_p.copy_(axes);
+}
+
+}  // namespace
+
+void VisionWeights::plan(const spec::VisionSpec& spec, at::ScalarType dtype, memory::Plan& resident) {
+    VisionWeights weights;
+    const VisionList list(spec, dtype, weights);
+    for (const VisionBuffer& buffer : list.buffers())
+        resident.add("tower weights", buffer.name,
+                     c10::multiply_integers(buffer.shape) * static_cast<int64_t>(c10::elementSize(buffer.dtype)));
+}
+
+VisionWeights VisionWeights::load(const spec::VisionSpec& spec, at::ScalarType dtype,
+                                  const std::vector<formats::TensorSource>& sources, const memory::Arena& arena) {
+    std::map<std::string, const formats::TensorSource*> by_name;
+    const std::vector<spec::VisionTensor> tensors = spec::vision_tensors(spec);
+    UNSLOTH_CHECK(sources.size() == tensors.size(), sources.size(), " tensors of a tower of ", tensors.size());
+    for (std::size_t i = 0; i < sources.size(); ++i) by_name.emplace(tensors[i].name, &sources[i]);
+    VisionWeights weights;
+    const VisionList list(spec, dtype, weights);
+    for (const VisionBuffer& buffer : list.buffers()) {
+        *buffer.to = arena.tensor(arena.plan().find(buffer.name), buffer.shape, buffer.dtype);
+        int64_t row = 0;
+        for (const std::string& name : buffer.from) {
+            const formats::TensorSource& source = *by_name.at(name);
+            const at::Tensor values = at::empty(source.rule.shape, at::kFloat);
+            source.read_f32(values.mutable_data_ptr<float>());
+            buffer.to->narrow(0, row, values.size(0)).copy_(values);
+            row += values.size(0);
+            source.drop();
+        }
+    }
+    weights.value_CB.copy_(values_of_bytes(spec));
+    fill_rotation(spec, weights);
+    return weights;
+}
+
+}  // namespace unsloth::weights

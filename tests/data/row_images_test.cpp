@@ -1,0 +1,252 @@
+// Rows with images: as transformers' processors encode them (tests/golden/images/make_expected.py), and what is
+// refused.
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "data/toy.h"
+#include "unsloth/core/files.h"
+#include "unsloth/data/cache.h"
+#include "unsloth/data/loader.h"
+#include "unsloth/data/show.h"
+#include "unsloth/data/vision.h"
+#include "unsloth/tokenizer/tokenizer.h"
+
+namespace unsloth::data {
+namespace {
+
+using Golden = nlohmann::json;
+
+class RowImages : public testing::Test {
+  protected:
+    void SetUp() override {
+        if (!std::filesystem::exists(test::binary_folder() / "libunsloth_images.so"))
+            GTEST_SKIP() << "built without image libraries";
+    }
+};
+
+std::filesystem::path image_golden(const std::string& family, const std::string& name) {
+    return toy::golden("images") / family / name;
+}
+
+struct VisionModel {
+    explicit VisionModel(const std::string& family)
+        : encoder(make_row_encoder(tokenizer::Tokenizer::load(image_golden(family, "saved")), "auto")) {
+        options.vision = read_vision_rows(image_golden(family, "saved"));
+        options.image_root = toy::golden("images");
+        options.log_warnings = false;
+    }
+    Dataset load(const std::filesystem::path& path) const { return Dataset::load(path, options, encoder.get()); }
+
+    std::unique_ptr<RowEncoder> encoder;
+    DatasetOptions options;
+};
+
+void expect_row(const Sample& row, const Golden& expected, const std::string& what) {
+    EXPECT_EQ(row.ids, expected["input_ids"].get<std::vector<int32_t>>()) << what;
+    EXPECT_EQ(row.labels, expected["labels"].get<std::vector<int32_t>>()) << what;
+    ASSERT_EQ(row.images.size(), expected["images"].size()) << what;
+    for (std::size_t i = 0; i < row.images.size(); ++i) {
+        const Image& image = row.images[i];
+        EXPECT_TRUE(row.sources[i].inlined || row.sources[i].data.ends_with(expected["images"][i].get<std::string>()));
+        if (!expected.contains("image_grid_thw")) {
+            EXPECT_EQ(image.patches(), expected["num_tiles"][i]) << what;
+            continue;
+        }
+        EXPECT_EQ((std::vector<int>{1, image.grid_h, image.grid_w}),
+                  expected["image_grid_thw"][i].get<std::vector<int>>())
+            << what;
+    }
+    if (!expected.contains("position_ids") || row.images.empty()) {
+        EXPECT_TRUE(row.axes.empty());
+        return;
+    }
+    ASSERT_EQ(row.axes.size(), 3 * row.ids.size()) << what;
+    for (std::size_t t = 0; t < row.ids.size(); ++t)
+        for (std::size_t axis = 0; axis < 3; ++axis)
+            EXPECT_EQ(row.axes[3 * t + axis], expected["position_ids"][axis][t]) << what << " " << t << " " << axis;
+}
+
+TEST_F(RowImages, AllFormsAreEncodedAsTransformersDoes) {
+    for (const std::string family : {"qwen3_vl", "qwen2_5_vl", "mllama"}) {
+        const VisionModel model(family);
+        const Golden encoded = Golden::parse(read_file(image_golden(family, "encoded.json")));
+        const Golden some = Golden::parse(read_file(image_golden(family, "rows_forms.json")))["rows"];
+        for (const std::string name :
+             {"rows.jsonl", "rows_inline.jsonl", "rows_placeholder.jsonl", "rows_openai.jsonl", "rows.parquet"}) {
+            if (name.ends_with("parquet") &&
+                (family != "qwen3_vl" || !std::filesystem::exists(test::binary_folder() / "libunsloth_parquet.so")))
+                continue;
+            const Dataset rows = model.load(image_golden(family, name));
+            const bool all = name == "rows.jsonl";
+            ASSERT_EQ(rows.size(), static_cast<int64_t>(all ? encoded.size() : some.size())) << family << " " << name;
+            for (int64_t i = 0; i < rows.size(); ++i) {
+                const auto number = static_cast<std::size_t>(i);
+                expect_row(rows.sample(i), encoded[all ? number : some[number].get<std::size_t>()],
+                           cat(family, " ", name, " ", i));
+            }
+        }
+    }
+}
+
+std::string row_of(const std::string& image, const std::string& text = "two the") {
+    return cat(R"({"messages": [{"role": "user", "content": [{"type": "image", "image": )", image,
+               R"(}, {"type": "text", "text": ")", text, R"("}]}, {"role": "assistant", "content": "a what"}]})", "\n");
+}
+
+TEST_F(RowImages, LlavaRowsAndPathsBesideTheFile) {
+    const toy::Folder folder;
+    VisionModel model("qwen3_vl");
+    const auto image = folder.write("pictures/a.jpg", read_file(toy::golden("images/images/a_420.jpg")));
+    const auto llava = folder.write(
+        "llava.json",
+        R"([{"id": 1, "image": "pictures/a.jpg", "conversations": [{"from": "human", "value": "<image>two the"},
+             {"from": "gpt", "value": "a what"}]}])");
+    const auto relative = folder.write("rows.jsonl", row_of(R"("pictures/a.jpg")"));
+    const auto absolute =
+        folder.write("absolute.jsonl", row_of(cat("\"", std::filesystem::canonical(image).string(), "\"")));
+    model.options.image_root.clear();
+    const Golden expected = Golden::parse(read_file(image_golden("qwen3_vl", "encoded.json")))[0];
+    for (const auto& path : {llava, relative, absolute}) {
+        const Sample row = model.load(path).sample(0);
+        EXPECT_EQ(row.ids, expected["input_ids"].get<std::vector<int32_t>>()) << path;
+        EXPECT_EQ(row.sources.at(0).data, std::filesystem::canonical(image).string());
+    }
+    model.options.train_on_prompt = true;
+    const Sample row = model.load(relative).sample(0);
+    for (std::size_t t = 0; t < row.ids.size(); ++t)
+        EXPECT_EQ(row.labels[t], row.ids[t] == model.options.vision->image_token ? ignore_label : row.ids[t]) << t;
+}
+
+TEST_F(RowImages, WhatCannotBeReadIsRefusedWithItsRow) {
+    const toy::Folder folder;
+    VisionModel model("qwen3_vl");
+    const std::string jpeg = read_file(toy::golden("images/images/a_420.jpg"));
+    const auto outside = toy::Folder();
+    outside.write("secret.jpg", jpeg);
+    folder.write("pictures/a.jpg", jpeg);
+    folder.write("pictures/cut.jpg", jpeg.substr(0, 300));
+    folder.write("pictures/empty.jpg", "");
+    folder.write("pictures/text.jpg", "no image");
+    std::filesystem::create_symlink(outside / "secret.jpg", folder / "pictures/link.jpg");
+    std::filesystem::create_directory_symlink(outside.path(), folder / "pictures/below");
+    model.options.image_root = folder / "pictures";
+    const auto refused = [&](const std::string& row, const char* id, const std::string& says) {
+        const auto path = folder.write("rows.jsonl", row_of("\"a.jpg\"") + row);
+        try {
+            (void)model.load(path);
+            ADD_FAILURE() << "taken: " << row;
+        } catch (const Error& error) {
+            EXPECT_EQ(error.id().name(), id) << error.what();
+            EXPECT_NE(std::string(error.what()).find(":2: "), std::string::npos) << error.what();
+            EXPECT_NE(std::string(error.what()).find(says), std::string::npos) << error.what();
+        }
+    };
+    refused(row_of("\"https://example.org/a.jpg\""), "image.remote", "https://example.org/a.jpg");
+    refused(row_of("\"../rows.jsonl\""), "image.outside-root", "outside of");
+    refused(row_of("\"link.jpg\""), "image.outside-root", "secret.jpg");
+    refused(row_of("\"below/secret.jpg\""), "image.outside-root", "outside of");
+    refused(row_of(cat("\"", (outside / "secret.jpg").string(), "\"")), "image.outside-root", "outside of");
+    refused(row_of("\"none.jpg\""), "disk.cannot-read", "none.jpg");
+    refused(row_of("\"cut.jpg\""), "image.damaged", "cut off");
+    refused(row_of("\"empty.jpg\""), "image.unknown-type", "no bytes");
+    refused(row_of("\"text.jpg\""), "image.unknown-type", "text.jpg");
+    refused(row_of("\"data:image/png;base64,*\""), "image.damaged", "base64");
+    refused(row_of("\"data:image/png;base64,\""), "image.unknown-type", "no bytes");
+    refused(row_of("7"), "data.column-type", "expected an image");
+    refused(row_of("\"a.jpg\"", "a <|image_pad|>"), "image.count", "2 tokens for images");
+    const std::string two = R"({"messages": [{"role": "user", "content": "<image> <image>"},
+        {"role": "assistant", "content": "b"}], "images": )";
+    const auto on_one_line = [](std::string text) { return text.erase(text.find('\n'), 1); };
+    refused(on_one_line(two) + "[\"a.jpg\"]}\n", "image.count", "1 images in its columns, and 2 places");
+    refused(on_one_line(two) + "[\"a.jpg\", \"a.jpg\", \"a.jpg\"]}\n", "image.count", "3 images");
+
+    model.options.vision = nullptr;
+    const auto path = folder.write("rows.jsonl", row_of("\"a.jpg\""));
+    try {
+        (void)model.load(path);
+        ADD_FAILURE() << "taken by a model of text";
+    } catch (const Error& error) {
+        EXPECT_EQ(error.id().name(), "image.text-model") << error.what();
+    }
+}
+
+TEST_F(RowImages, AreShownAsTheirFile) {
+    const VisionModel model("qwen3_vl");
+    const Sample row = model.load(image_golden("qwen3_vl", "rows.jsonl")).sample(13);
+    const auto tokenizer = tokenizer::Tokenizer::load(image_golden("qwen3_vl", "saved"));
+    const std::string text = show_tokens(row, &tokenizer, Marks::brackets);
+    EXPECT_NE(text.find("a_420.jpg: 4 x 4 patches, 4 tokens]"), std::string::npos) << text;
+    EXPECT_NE(text.find("f_exif6.jpg: 4 x 6 patches, 6 tokens]"), std::string::npos) << text;
+    EXPECT_EQ(text.find("<|image_pad|>"), std::string::npos) << text;
+    EXPECT_EQ(image_ranges(row).size(), 2U);
+}
+
+TEST_F(RowImages, NoRowIsCutWithinAnImage) {
+    VisionModel model("qwen3_vl");
+    const Golden first = Golden::parse(read_file(image_golden("qwen3_vl", "encoded.json")))[0];
+    const auto ids = first["input_ids"].get<std::vector<int32_t>>();
+    const auto begin = std::find(ids.begin(), ids.end(), model.options.vision->image_token) - ids.begin();
+    const toy::Folder folder;
+    const auto path = folder.write("rows.jsonl", row_of("\"images/a_420.jpg\""));
+    model.options.long_rows = config::LongRows::truncate;
+    model.options.keep_all_masked = true;
+    const auto cut_at = [&](int64_t length) {
+        model.options.max_seq_length = length;
+        return model.load(path).sample(0);
+    };
+    EXPECT_TRUE(cut_at(begin).images.empty());
+    EXPECT_TRUE(cut_at(begin).axes.empty());
+    for (int64_t length = begin + 1; length < begin + 4; ++length) EXPECT_THROW(cut_at(length), Error) << length;
+    EXPECT_EQ(cut_at(begin + 4).images.size(), 1U);
+    model.options.long_rows = config::LongRows::split;
+    EXPECT_THROW(cut_at(begin + 4), Error);
+}
+
+TEST_F(RowImages, BatchesBringPixelsAndTheCacheReferences) {
+    VisionModel model("qwen3_vl");
+    const toy::Folder folder;
+    const CacheOptions cache{.folder = folder / "cache", .encoder_fingerprint = "encoder"};
+    const auto load = [&] {
+        return load_cached(
+            {{.path = image_golden("qwen3_vl", "rows.jsonl").string()}}, model.options,
+            [&](const std::string&) { return model.encoder.get(); }, cache);
+    };
+    const Dataset made = load(), kept = load();
+    EXPECT_EQ(made.fingerprint(), kept.fingerprint());
+    const auto files = [&] {
+        int64_t count = 0;
+        for (const auto& entry : std::filesystem::directory_iterator(cache.folder))
+            count += entry.path().extension() == ".rows";
+        return count;
+    };
+    EXPECT_EQ(files(), 1);
+    StepLoader loader(kept, {.per_device_train_batch_size = 18, .shuffle = false});
+    const Batch batch = loader.step(0).micro.at(0);
+    int64_t patches = 0;
+    for (const Image& image : batch.images) patches += image.patches();
+    EXPECT_EQ(loader.limits().images, static_cast<int64_t>(batch.images.size()));
+    EXPECT_EQ(loader.limits().patches, patches);
+    const Golden expected = Golden::parse(read_file(toy::golden("images/expected.json")))["qwen3_vl"]["pixels"];
+    const Golden encoded = Golden::parse(read_file(image_golden("qwen3_vl", "encoded.json")));
+    std::size_t next = 0;
+    for (const Golden& row : encoded)
+        for (const Golden& name : row["images"]) {
+            const Image& image = batch.images.at(next++);
+            ASSERT_TRUE(image.pixels) << name;
+            EXPECT_EQ(static_cast<int64_t>(image.pixels->size()),
+                      expected[name.get<std::string>()]["shape"][0].get<int64_t>() * 3 * 256);
+            EXPECT_EQ(batch.ids_T.at(static_cast<std::size_t>(image.first)), model.options.vision->image_token);
+        }
+    EXPECT_EQ(batch.images.size(), next);
+    EXPECT_EQ(batch.axes_T3.size(), 3 * batch.ids_T.size());
+
+    auto other = std::make_shared<VisionRows>(*model.options.vision);
+    other->processor.most_pixels *= 2;
+    model.options.vision = other;
+    (void)load();
+    EXPECT_EQ(files(), 2) << "the processor's settings are part of the key";
+}
+
+}  // namespace
+}  // namespace unsloth::data

@@ -1,0 +1,110 @@
+// Cases of what a tower over image patches computes.
+#pragma once
+
+#include "ops/op_cases.h"
+#include "unsloth/ops/vision.h"
+
+namespace unsloth::testing {
+
+inline OpCase patch_values_case(int64_t patches, int64_t channels, int64_t area, at::ScalarType dtype) {
+    constexpr int64_t frames = 2;
+    OpCase c;
+    c.name = "patch_values " + case_name(patches, channels, area, c10::toString(dtype));
+    c.args = {{"bytes", at::randint(0, 256, {patches, channels * area}, at::kByte)},
+              {"values", at::randn({channels, 256})},
+              {"out", at::full({patches, frames * channels * area}, NAN, at::TensorOptions(dtype)), Role::output}};
+    c.run = [=](ops::Context& ctx, const Tensors& a) { ops::patch_values(ctx, a[0], a[1], frames, a[2]); };
+    c.expected = [=](const Tensors& a) {
+        const at::Tensor bytes = a[0].to(at::kLong).view({patches, channels, 1, area});
+        const at::Tensor first = at::arange(channels, at::kLong).view({1, channels, 1, 1}) * 256;
+        const at::Tensor frame = a[1].flatten().index({(bytes + first).flatten()}).view({patches, channels, 1, area});
+        return Tensors{frame.expand({patches, channels, frames, area}).reshape({patches, frames * channels * area})};
+    };
+    return c;
+}
+
+inline OpCase add_interpolated_case(int64_t patches, int64_t columns, at::ScalarType dtype, Layout layout) {
+    OpCase c;
+    c.name = "add_interpolated " + case_name(patches, columns, c10::toString(dtype), name_of(layout));
+    c.args = {{"table", at::randn({9, columns}).to(dtype)},
+              {"index", at::randint(0, 9, {patches, 4}, at::kInt)},
+              {"share", at::rand({patches, 4})},
+              {"x", slice_of(at::randn({patches, columns}), dtype, layout), Role::both}};
+    c.run = [](ops::Context& ctx, const Tensors& a) { ops::add_interpolated(ctx, a[0], a[1], a[2], a[3]); };
+    c.expected = [=](const Tensors& a) {
+        const at::Tensor rows = a[0].index({a[1].to(at::kLong).flatten()}).view({patches, 4, columns});
+        return Tensors{a[3] + (rows * a[2].unsqueeze(2)).sum(1)};
+    };
+    return c;
+}
+
+inline OpCase layer_norm_case(int64_t rows, int64_t columns, at::ScalarType dtype, Layout layout) {
+    OpCase c;
+    c.name = "layer_norm " + case_name(rows, columns, c10::toString(dtype), name_of(layout));
+    c.args = {{"x", slice_of(at::randn({rows, columns}) * 3 + 2, dtype, layout)},
+              {"weight", at::randn({columns})},
+              {"bias", at::randn({columns})},
+              {"y", poisoned_slice({rows, columns}, dtype, layout), Role::output}};
+    c.run = [](ops::Context& ctx, const Tensors& a) { ops::layer_norm_forward(ctx, a[0], a[1], a[2], 1e-6, a[3]); };
+    c.expected = [=](const Tensors& a) { return Tensors{at::layer_norm(a[0], {columns}, a[1], a[2], 1e-6)}; };
+    return c;
+}
+
+inline OpCase gelu_case(int64_t rows, int64_t columns, ops::Gelu form, at::ScalarType dtype, Layout layout) {
+    OpCase c;
+    c.name = "gelu " + case_name(rows, columns, static_cast<int>(form), c10::toString(dtype), name_of(layout));
+    c.args = {{"x", slice_of(at::randn({rows, columns}) * 4, dtype, layout), Role::both}};
+    c.run = [=](ops::Context& ctx, const Tensors& a) { ops::gelu(ctx, a[0], form); };
+    c.expected = [=](const Tensors& a) { return Tensors{at::gelu(a[0], form == ops::Gelu::tanh ? "tanh" : "none")}; };
+    return c;
+}
+
+/// q, k and v are parts of one buffer, as a product leaves them.
+inline OpCase full_attention_case(const std::vector<int32_t>& offsets, int64_t heads, int64_t d, at::ScalarType dtype) {
+    const int64_t patches = offsets.back();
+    const double scale = 1.0 / std::sqrt(static_cast<double>(d));
+    OpCase c;
+    c.name = "full_attention " + case_name(patches, offsets.size() - 1, heads, d, c10::toString(dtype));
+    c.args = {{"qkv", (at::randn({patches, 3 * heads, d}) * 2).to(dtype)},
+              {"out", at::full({patches, heads, d}, NAN, at::TensorOptions(dtype)), Role::output}};
+    c.run = [=](ops::Context& ctx, const Tensors& a) {
+        const std::vector<at::Tensor> qkv = a[0].chunk(3, 1);
+        ops::full_attention_forward(ctx, scale, offsets, qkv[0], qkv[1], qkv[2], a[1]);
+    };
+    c.expected = [=](const Tensors& a) {
+        std::vector<at::Tensor> segments;
+        for (std::size_t s = 1; s < offsets.size(); ++s) {
+            const at::Tensor rows = a[0].narrow(0, offsets[s - 1], offsets[s] - offsets[s - 1]).transpose(0, 1);
+            const std::vector<at::Tensor> qkv = rows.chunk(3, 0);
+            const at::Tensor scores = at::softmax(scale * at::matmul(qkv[0], qkv[1].transpose(1, 2)), -1);
+            segments.push_back(at::matmul(scores, qkv[2]).transpose(0, 1));
+        }
+        return Tensors{at::cat(segments)};
+    };
+    return c;
+}
+
+inline std::vector<OpCase> vision_cases(uint64_t seed) {
+    at::manual_seed(seed);
+    std::vector<OpCase> cases;
+    for (const at::ScalarType dtype : compute_dtypes) {
+        cases.push_back(patch_values_case(5, 3, 196, dtype));
+        cases.push_back(patch_values_case(1, 3, 4, dtype));
+        cases.push_back(full_attention_case({0, 7}, 2, 12, dtype));
+        cases.push_back(full_attention_case({0, 4, 8, 12, 14, 15}, 3, 80, dtype));
+        cases.push_back(full_attention_case({0, 70, 71}, 1, 72, dtype));
+        for (const Layout layout : all_layouts) {
+            cases.push_back(add_interpolated_case(6, 24, dtype, layout));
+            cases.push_back(add_interpolated_case(3, 1153, dtype, layout));
+            for (const int64_t columns : {1, 24, 1152, 4609})
+                cases.push_back(layer_norm_case(5, columns, dtype, layout));
+            for (const ops::Gelu form : {ops::Gelu::erf, ops::Gelu::tanh}) {
+                cases.push_back(gelu_case(3, 48, form, dtype, layout));
+                cases.push_back(gelu_case(2, 4305, form, dtype, layout));
+            }
+        }
+    }
+    return cases;
+}
+
+}  // namespace unsloth::testing

@@ -1,0 +1,390 @@
+// Models that see images against transformers and PEFT: towers, logits, losses, gradients and eight steps of LoRA
+// (tests/golden/families; the full sets where UNSLOTH_SHARED names the collection). Bounds are the sets' own.
+#include "train/vision_support.h"
+#include "unsloth/formats/merge.h"
+#include "unsloth/formats/model_writer.h"
+#include "unsloth/formats/peft.h"
+#include "unsloth/memory/plan.h"
+#include "unsloth/model/vision_tower.h"
+#include "unsloth/placement/memory_use.h"
+#include "unsloth/train/step.h"
+
+namespace unsloth {
+namespace {
+
+using namespace test;
+
+using VisionCase = std::tuple<std::string, std::string>;  ///< family, device
+
+class VisionTest : public ::testing::TestWithParam<VisionCase> {
+  protected:
+    void SetUp() override {
+        UNSLOTH_NEEDS_XZ();
+        rows = std::make_unique<SeenRows>(family);
+        forward = read_json(rows->files / "forward.json");
+    }
+    fs::path model_path() const { return unpacked(rows->set / "model"); }
+    const std::string family = std::get<0>(GetParam()), device = std::get<1>(GetParam());
+    std::unique_ptr<SeenRows> rows;
+    nlohmann::json forward;
+};
+
+/// Memory for a tower alone: `patches` of an image.
+model::VisionBuffers buffers_for(const spec::VisionSpec& spec, int64_t patches, at::Device device) {
+    const auto floats = [&](int64_t count) { return at::empty({count}, at::TensorOptions(at::kFloat).device(device)); };
+    const auto ints = [&](int64_t count) { return at::empty({count}, at::TensorOptions(at::kInt).device(device)); };
+    model::VisionBuffers b;
+    b.bytes = at::empty({patches * spec.patch_bytes()}, at::TensorOptions(at::kByte).device(device));
+    b.x = floats(patches * spec.hidden_size);
+    b.h = floats(patches * 8 * spec.hidden_size);
+    b.wide = floats(patches * std::max(2 * spec.patch_bytes(), 8 * spec.hidden_size));
+    b.rstd = floats(patches);
+    b.index = ints(4 * patches);
+    b.share = floats(4 * patches);
+    b.positions = ints(2 * patches);
+    b.cos = floats(patches * spec.head_dim());
+    b.sin = floats(patches * spec.head_dim());
+    b.tokens = ints(patches);
+    b.features = floats(patches * spec.out_size).view({patches, spec.out_size});
+    for (std::size_t i = 0; i < spec.deepstack.size(); ++i)
+        b.deepstack.push_back(floats(patches * spec.out_size).view({patches, spec.out_size}));
+    return b;
+}
+
+TEST_P(VisionTest, TowersSeeWhatTheReferenceSees) {
+    const formats::WeightFile file = formats::WeightFile::open(model_path().string());
+    const spec::VisionSpec& spec = file.spec.vision.value();
+    ops::Context ctx(ops::choose_device(device));
+    memory::Plan plan;
+    weights::VisionWeights::plan(spec, at::kFloat, plan);
+    plan.place();
+    const memory::Arena arena(std::move(plan), ctx.device());
+    const weights::VisionWeights weights = weights::VisionWeights::load(spec, at::kFloat, file.tensors.vision, arena);
+    const model::VisionBuffers buffers = buffers_for(spec, 64, ctx.device());
+    double most = 0;
+    int compared = 0;
+    for (const auto& [name, expected] : read_tensors(rows->files / "tower.safetensors")) {
+        const std::string image = name.substr(0, name.rfind('.')), what = name.substr(name.rfind('.') + 1);
+        if (what == "last_hidden_state") continue;  // before the merger
+        model::see_images(ctx, spec, weights, buffers, {rows->image(image)});
+        const at::Tensor got =
+            what == "merged" ? buffers.features : buffers.deepstack.at(static_cast<std::size_t>(what.back() - '0'));
+        most = std::max(most, max_abs(got.narrow(0, 0, expected.size(0)), expected));
+        ++compared;
+    }
+    EXPECT_GE(compared, 4);
+    EXPECT_LE(most, forward["tolerance"]["tower_max_abs"].get<double>());
+    std::cout << family << ": towers off by " << most << "\n";
+}
+
+TEST_P(VisionTest, LogitsEqualTheReference) {
+    const LoadedModel loaded = load_model(model_path(), seeing(device, at::kFloat));
+    double most = 0;
+    int images = 0;
+    for (const auto& [name, expected] : read_tensors(rows->files / "logits.safetensors")) {
+        const auto number = static_cast<std::size_t>(std::stoi(name.substr(name.find('.') + 1)));
+        const int64_t step = name.back() - '0';
+        const nlohmann::json& row = forward["rows"][number];
+        const data::Sample sample = rows->sample(row, static_cast<int64_t>(number));
+        for (std::size_t t = 0; t < sample.ids.size() && !sample.axes.empty(); ++t)
+            for (std::size_t axis = 0; axis < 3; ++axis)
+                ASSERT_EQ(sample.axes[3 * t + axis], row["position_ids"][axis][t]) << name << " " << t;
+        const at::Tensor got = logits_of_row(*loaded.model, sample).slice(0, 1, std::nullopt, step);
+        ASSERT_EQ(got.sizes(), expected.sizes()) << name;
+        most = std::max(most, max_abs(got, expected));
+        images += static_cast<int>(sample.images.size());
+    }
+    EXPECT_GE(images, 4);
+    EXPECT_LE(most, forward["tolerance"]["logits_max_abs"].get<double>());
+    std::cout << family << ": logits off by " << most << "\n";
+}
+
+/// Rows in one batch are what they are alone, bit by bit; and a text's positions on axes are those it has without.
+TEST_P(VisionTest, RowsDoNotSeeEachOther) {
+    const LoadedModel loaded = load_model(model_path(), seeing(device, at::kFloat));
+    data::Sample text = rows->sample(forward["rows"][0], 0);
+    for (int32_t& id : text.ids) id = id == tiny_image_token ? 8 : id;
+    text.images.clear(), text.axes.clear();
+    const at::Tensor plain = logits_of_row(*loaded.model, text);
+    for (const int32_t position : text.positions) text.axes.insert(text.axes.end(), 3, position);
+    EXPECT_TRUE(same_bits(logits_of_row(*loaded.model, text), plain));
+    std::vector<data::Sample> all;
+    std::vector<at::Tensor> alone;
+    for (const std::size_t number : {std::size_t{0}, std::size_t{1}}) {
+        all.push_back(rows->sample(forward["rows"][number], static_cast<int64_t>(number)));
+        alone.push_back(logits_of_row(*loaded.model, all.back()));
+    }
+    data::Batch batch = data::make_batch(all);
+    data::cover_every_position(batch);
+    std::vector<at::Tensor> together;
+    loaded->score(batch, [&](int64_t, const at::Tensor& logits_CV) { together.push_back(logits_CV.cpu().clone()); });
+    EXPECT_LE(max_abs(at::cat(together), at::cat(alone)), 2e-5);
+}
+
+/// A run over the set's batches.
+struct SeenCourse {
+    std::vector<double> losses, norms;
+    Tensors first_gradients, final_values;
+    std::vector<int64_t> labels;
+};
+
+struct SeenRun {
+    model::LoadRequest request;
+    std::vector<data::StepBatch> steps;
+    std::vector<double> rates;
+};
+
+SeenCourse run_steps(const fs::path& folder, const SeenRun& run) {
+    const LoadedModel loaded = load_model(folder, run.request);
+    train::Stepper stepper(*loaded.ctx, *loaded.model, train::StepSettings{.max_grad_norm = 1.0, .seed = 5});
+    SeenCourse course;
+    for (std::size_t i = 0; i < run.steps.size(); ++i) {
+        stepper.issue(run.steps[i], static_cast<int64_t>(i) + 1, run.rates[i]);
+        const auto result = stepper.take(/*must=*/true);
+        course.losses.push_back(result->outcome.loss);
+        course.norms.push_back(result->outcome.grad_norm);
+        course.labels.push_back(result->labels);
+        if (i == 0) course.first_gradients = copy_gradients(*loaded->parameters());
+    }
+    course.final_values = copy_values(*loaded->parameters());
+    return course;
+}
+
+SeenRun reference_run(const SeenRows& rows, const std::string& device) {
+    const fs::path lora = rows.set / "lora";
+    SeenRun run{seeing(device, at::kFloat), {}, {}};
+    run.request.adapter = unpacked(lora / "initial").string();
+    run.request.trains = run.request.sizes.training = true;
+    run.request.optim = config::Optimizer::adamw_torch;
+    int64_t number = 0;
+    for (const auto& step : read_json(unpacked(lora) / "batches.json")) {
+        data::StepBatch batch;
+        for (const auto& micro : step) {
+            std::vector<data::Sample> samples;
+            for (const auto& row : micro) samples.push_back(rows.sample(row, number++));
+            batch.micro.push_back(data::make_batch(samples));
+            batch.labels += batch.micro.back().labels;
+            batch.tokens += batch.micro.back().tokens();
+            batch.rows += static_cast<int64_t>(samples.size());
+        }
+        run.steps.push_back(std::move(batch));
+    }
+    const nlohmann::json metrics = read_json(unpacked(lora) / "metrics.json");
+    for (const auto& step : metrics["steps"]) run.rates.push_back(step["lr"]);
+    return run;
+}
+
+TEST_P(VisionTest, TrainsAsTheReference) {
+    const fs::path lora = rows->set / "lora";
+    const nlohmann::json metrics = read_json(unpacked(lora) / "metrics.json");
+    const nlohmann::json &steps = metrics["steps"], &tolerance = metrics["tolerance"];
+    const SeenCourse course = run_steps(model_path(), reference_run(*rows, device));
+    double loss_off = 0, norm_off = 0, gradient_off = 0, final_off = 0;
+    for (std::size_t i = 0; i < steps.size(); ++i) {
+        const auto norm = steps[i]["grad_norm"].get<double>();
+        EXPECT_EQ(course.labels[i], steps[i]["tokens"].get<int64_t>());
+        loss_off = std::max(loss_off, std::abs(course.losses[i] - steps[i]["loss"].get<double>()));
+        norm_off = std::max(norm_off, std::abs(course.norms[i] - norm) / norm);
+    }
+    const auto compare = [&](const fs::path& file, const Tensors& got, double& off) {
+        const Tensors expected = read_tensors(file);
+        ASSERT_EQ(expected.size(), got.size());
+        for (const auto& [name, tensor] : expected) off = std::max(off, relative_frobenius(got.at(name), tensor));
+    };
+    if (const fs::path file = unpacked(lora) / "gradients_step1.safetensors"; fs::exists(file))
+        compare(file, course.first_gradients, gradient_off);
+    if (fs::exists(lora / "final"))
+        compare(unpacked(lora / "final") / "adapter_model.safetensors", course.final_values, final_off);
+    EXPECT_LE(loss_off, tolerance["loss_max_abs"].get<double>());
+    EXPECT_LE(norm_off, tolerance["grad_norm_max_rel"].get<double>());
+    EXPECT_LE(gradient_off, 20 * metrics["spread"]["fp64"]["first_grad_max_rel_frobenius"].get<double>());
+    EXPECT_LE(final_off, tolerance["final_max_rel_frobenius"].get<double>());
+    std::cout << family << ": losses off by " << loss_off << ", norms " << norm_off << ", gradients " << gradient_off
+              << ", adapter " << final_off << "\n";
+}
+
+/// What layers keep, and how many micro-batches are in flight, changes no bit.
+TEST_P(VisionTest, RecomputedLayersTrainTheSame) {
+    SeenRun run = reference_run(*rows, device);
+    run.steps.resize(2);
+    run.rates = {1e-3, 1e-3};
+    const SeenCourse kept = run_steps(model_path(), run);
+    const auto expect_same = [&](const char* what) {
+        const SeenCourse got = run_steps(model_path(), run);
+        EXPECT_EQ(got.losses, kept.losses) << what;
+        EXPECT_EQ(got.norms, kept.norms) << what;
+        expect_same_bits(got.final_values, kept.final_values);
+    };
+    for (const spec::Keep keep : {spec::Keep::but_mlp, spec::Keep::attention, spec::Keep::input}) {
+        run.request.run.layers = {{.keep = keep}};
+        expect_same(name_of(run.request.run.layers.front()).c_str());
+    }
+    run.request.run.in_flight = 2;
+    expect_same("two in flight");
+}
+
+/// Other values stand where an image's tokens are: their embedding is not trained by it.
+TEST_P(VisionTest, ImageTokensTrainNoEmbedding) {
+    SeenRun run = reference_run(*rows, device);
+    run.steps.resize(1);
+    run.rates = {0.0};
+    run.request.adapter.reset();
+    run.request.lora = spec::LoraSpec{.r = 4, .lora_alpha = 8, .target_modules = {"q_proj"}};
+    run.request.lora->modules_to_save = {"embed_tokens"};
+    for (data::Batch& micro : run.steps[0].micro) micro.token_order = data::sort_tokens(micro.ids_T);
+    const SeenCourse course = run_steps(model_path(), run);
+    int found = 0;
+    for (const auto& [name, gradient] : course.first_gradients) {
+        if (name.find("embed_tokens") == std::string::npos) continue;
+        EXPECT_GT(l2(gradient), 0);
+        EXPECT_EQ(l2(gradient[tiny_image_token]), 0);
+        ++found;
+    }
+    EXPECT_EQ(found, 1);
+}
+
+TEST_P(VisionTest, PlansTheTowerWhereRowsHaveImages) {
+    const auto file = std::make_shared<const formats::WeightFile>(formats::WeightFile::open(model_path().string()));
+    const model::ModelPlan with(file, seeing(device, at::kFloat));
+    model::LoadRequest request = seeing(device, at::kFloat);
+    request.sizes.patches = request.sizes.image_tokens = 0;
+    const model::ModelPlan without(file, request);
+    int64_t parameters = 0;
+    for (const formats::TensorSource& source : file->tensors.vision) parameters += source.rows() * source.cols();
+    EXPECT_GE(with.groups().at("tower weights"), 4 * parameters);
+    EXPECT_GT(with.groups().at("tower"), 0);
+    EXPECT_FALSE(without.groups().contains("tower weights"));
+    if (device == "cpu") {
+        const auto bytes = [](const memory::Plan& plan) { return plan.total_bytes(); };
+        EXPECT_EQ(with.total_bytes(), bytes(with.resident()) + bytes(with.step()) + bytes(with.host()) +
+                                          bytes(with.common()) + bytes(with.peer()));
+    }
+    const LoadedModel texts = load_model(model_path(), request);
+    const data::Sample row = rows->sample(forward["rows"][0], 0);
+    EXPECT_THROW(logits_of_row(*texts.model, row), CheckError);
+}
+
+TEST_P(VisionTest, MergedModelsKeepTheTower) {
+    const formats::WeightFile base = formats::WeightFile::open(model_path().string());
+    const formats::Adapter adapter = formats::read_adapter(unpacked(rows->set / "lora/initial"), base.spec);
+    const ScratchFolder folder;
+    formats::write_model(formats::MergedModel(base, &adapter), folder.path(), {.type = spec::WeightType::f32});
+    const formats::WeightFile merged = formats::WeightFile::open(folder.path().string());
+    ASSERT_EQ(merged.tensors.others.size(), base.tensors.vision.size());
+    for (const formats::TensorView* const other : base.tensors.others)
+        EXPECT_TRUE(std::ranges::equal(merged.checkpoint.at(other->name).data, other->data)) << other->name;
+    model::LoadRequest request = seeing(device, at::kFloat);
+    const data::Sample row = rows->sample(forward["rows"][0], 0);
+    const LoadedModel one = load_model(folder.path(), request);
+    request.adapter = unpacked(rows->set / "lora/initial").string();
+    const LoadedModel other = load_model(model_path(), request);
+    EXPECT_LE(max_abs(logits_of_row(*one.model, row), logits_of_row(*other.model, row)), 1e-4);
+}
+
+/// Adapters of transformers before 4.52, whose modules had no language_model above them.
+TEST_P(VisionTest, ReadsAdaptersUnderOlderNames) {
+    const fs::path initial = unpacked(rows->set / "lora/initial");
+    const ScratchFolder folder;
+    write_text(folder / "older/adapter_config.json", read_file(initial / "adapter_config.json"));
+    std::vector<formats::TensorBlob> blobs;
+    const formats::SafetensorsFile file(initial / "adapter_model.safetensors");
+    for (const formats::TensorView& view : file.tensors()) {
+        std::string name = view.name;
+        name.erase(name.find("language_model."), std::string("language_model.").size());
+        blobs.push_back({{name, view.dtype, view.shape}, {view.data.begin(), view.data.end()}});
+    }
+    formats::write_safetensors(folder / "older/adapter_model.safetensors", blobs);
+    const data::Sample row = rows->sample(forward["rows"][0], 0);
+    const auto with = [&](const fs::path& adapter) {
+        model::LoadRequest request = seeing(device, at::kFloat);
+        request.adapter = adapter.string();
+        const LoadedModel loaded = load_model(model_path(), request);
+        return logits_of_row(*loaded.model, row);
+    };
+    EXPECT_TRUE(same_bits(with(folder / "older"), with(initial)));
+}
+
+/// bitsandbytes must not expect its own form of what stays as it was.
+TEST_P(VisionTest, QuantisedModelsNameTheTower) {
+    const formats::WeightFile base = formats::WeightFile::open(model_path().string());
+    const ScratchFolder folder;
+    formats::write_model(formats::MergedModel(base, nullptr), folder.path(), {.type = spec::WeightType::nf4});
+    const nlohmann::json config = read_json(folder / "config.json");
+    const auto skipped = config["quantization_config"]["llm_int8_skip_modules"].get<std::vector<std::string>>();
+    for (const char* const module : {"lm_head", "model.visual", "visual"})
+        EXPECT_EQ(std::ranges::count(skipped, module), 1) << module;
+    const LoadedModel loaded = load_model(folder.path(), seeing(device, at::kFloat));
+    const LoadedModel exact = load_model(model_path(), seeing(device, at::kFloat));
+    const data::Sample row = rows->sample(forward["rows"][0], 0);
+    const double off = rms(logits_of_row(*loaded.model, row), logits_of_row(*exact.model, row));
+    EXPECT_GT(off, 0);
+    EXPECT_LT(off, 0.5);
+}
+
+/// Linears of a tower in bitsandbytes' form are dequantized while loading.
+TEST_P(VisionTest, DequantisesTheTowersLinears) {
+    const formats::WeightFile base = formats::WeightFile::open(model_path().string());
+    const ScratchFolder folder;
+    for (const char* const name : {"config.json", "processor_config.json"})
+        write_text(folder / "model" / name, read_file(model_path() / name));
+    std::vector<formats::TensorBlob> blobs;
+    std::map<std::string, at::Tensor> dequantised;
+    const formats::SafetensorsFile file(model_path() / "model.safetensors");
+    for (const formats::TensorView& view : file.tensors()) {
+        const bool linear = view.shape.size() == 2 && view.name.find("visual.blocks.") != std::string::npos;
+        if (!linear) {
+            blobs.push_back({{view.name, view.dtype, view.shape}, {view.data.begin(), view.data.end()}});
+            continue;
+        }
+        const at::Tensor values = tensor_of(view).to(at::kFloat).contiguous();
+        const formats::Quant4Owned made =
+            formats::quantize_nf4(values.const_data_ptr<float>(), view.shape[0], view.shape[1]);
+        at::Tensor& back = dequantised[view.name] = at::empty(view.shape, at::kFloat);
+        formats::dequantize_rows(made.view(), 0, view.shape[0], back.mutable_data_ptr<float>());
+        for (formats::TensorBlob& blob : formats::quant4_tensors(view.name, made, view.dtype))
+            blobs.push_back(std::move(blob));
+    }
+    formats::write_safetensors(folder / "model/model.safetensors", blobs);
+    const LoadedModel loaded = load_model(folder / "model", seeing(device, at::kFloat));
+    const std::string name = dequantised.begin()->first;
+    const std::size_t each = family == "qwen3_vl" ? 4 : 5;
+    EXPECT_EQ(dequantised.size(), each * static_cast<std::size_t>(loaded->spec().vision->depth));
+    const std::string first = name.substr(0, name.find("blocks.")) + "blocks.0.attn.qkv.weight";
+    EXPECT_TRUE(same_bits(loaded->parts().network.vision->blocks[0].qkv.weight_NK, dequantised.at(first)));
+    const LoadedModel exact = load_model(model_path(), seeing(device, at::kFloat));
+    const data::Sample row = rows->sample(forward["rows"][0], 0);
+    const double off = rms(logits_of_row(*loaded.model, row), logits_of_row(*exact.model, row));
+    EXPECT_GT(off, 0);
+    EXPECT_LT(off, 0.5);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, VisionTest,
+                         ::testing::Combine(::testing::Values("qwen3_vl", "qwen2_5_vl"),
+                                            ::testing::ValuesIn(test_devices())),
+                         [](const auto& info) { return cat(std::get<0>(info.param), "_", std::get<1>(info.param)); });
+
+/// The names and keys of transformers 4.52 to 4.57.
+TEST(Vision, ReadsOlderFolders) {
+    UNSLOTH_NEEDS_XZ();
+    if (!fs::exists(vision_set("qwen2_5_vl") / "model_hub"))
+        GTEST_SKIP() << "UNSLOTH_SHARED does not name the collection";
+    const SeenRows rows("qwen2_5_vl");
+    const data::Sample row = rows.sample(read_json(rows.files / "forward.json")["rows"][0], 0);
+    const LoadedModel hub = load_model(unpacked(rows.set / "model_hub"), seeing("cpu", at::kFloat)),
+                      saved = load_model(unpacked(rows.set / "model"), seeing("cpu", at::kFloat));
+    EXPECT_TRUE(same_bits(logits_of_row(*hub.model, row), logits_of_row(*saved.model, row)));
+}
+
+TEST(Vision, TextModelsSeeNothing) {
+    const auto file = std::make_shared<const formats::WeightFile>(
+        formats::WeightFile::open(model_folder("small_llama/bf16").string()));
+    try {
+        const model::ModelPlan plan(file, seeing("cpu", at::kFloat));
+        ADD_FAILURE() << "images were planned for";
+    } catch (const Error& error) {
+        EXPECT_EQ(error.id().name(), "model.unsupported") << error.what();
+    }
+}
+
+}  // namespace
+}  // namespace unsloth
