@@ -9,7 +9,9 @@
 namespace unsloth::commands {
 
 CalibrationRows::CalibrationRows(const config::Config& config, const session::OpenedModel& opened) {
-    data::DatasetOptions options = data::dataset_options(config, opened.limits());
+    data::ModelLimits model = opened.limits();
+    model.folder.clear();  // texts alone
+    data::DatasetOptions options = data::dataset_options(config, model);
     options.keep_all_masked = true;
     options.max_seq_length = std::min(options.max_seq_length, opened.file->spec.usable_positions());
     rows_ = session::read_rows(opened, config, options);

@@ -78,6 +78,9 @@ void run_evaluate(const config::LoadedConfig& given, const engine_api::EvaluateR
     int64_t shortest = stats.longest;
     for (int64_t i = 0; i < rows.size(); ++i) shortest = std::min(shortest, rows.tokens(i));
     if (answers) {
+        if (limits.patches > 0)
+            throw Error("option.unsupported", "--metric answers prompts, and the rows' prompts have images",
+                        "Leave --metric out: the loss of such rows is measured.");
         shortest = 1;
         limits.tokens = std::max({limits.tokens, answers->longest(), answers->rows()});
         limits.segments = std::max(limits.segments, answers->rows());
@@ -85,7 +88,8 @@ void run_evaluate(const config::LoadedConfig& given, const engine_api::EvaluateR
     }
     const session::LoadedModel model = session::load_for_inference(
         loaded, opened, limits.tokens, limits.segments, std::max<int64_t>(limits.labels, 1), shortest,
-        answers ? placement::cache_for(answers->rows(), answers->context()) : placement::CacheSize{});
+        answers ? placement::cache_for(answers->rows(), answers->context()) : placement::CacheSize{}, {}, {},
+        limits.patches);
     install_interrupt_handlers("Stopping");
     const objective::References none;
     const auto objective = objective::make_objective(config, model.ctx->device(), none, nullptr);

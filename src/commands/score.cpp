@@ -23,7 +23,7 @@ data::Sample all_targets(const data::Sample& sample) {
 }
 
 struct Limits {
-    int64_t tokens = 1, segments = 1, positions = 1;
+    int64_t tokens = 1, segments = 1, positions = 1, patches = 0;
 };
 
 Limits limits_of(const data::Dataset& rows) {
@@ -32,6 +32,7 @@ Limits limits_of(const data::Dataset& rows) {
         const data::Sample sample = rows.sample(i);
         limits.tokens = std::max<int64_t>(limits.tokens, static_cast<int64_t>(sample.ids.size()));
         limits.segments = std::max(limits.segments, rows.segments(i));
+        limits.patches = std::max(limits.patches, rows.patches(i));
         for (const auto position : sample.positions)
             limits.positions = std::max<int64_t>(limits.positions, position + 1);
     }
@@ -63,7 +64,9 @@ class LogitsFile {
 };
 
 nlohmann::ordered_json score_row(model::Model& model, const data::Dataset& rows, int64_t i, LogitsFile& logits) {
-    const data::Sample sample = rows.sample(i), all = all_targets(sample);
+    std::vector<data::Sample> one = {rows.sample(i)};
+    rows.load_pixels(one);
+    const data::Sample &sample = one.front(), all = all_targets(sample);
     data::Batch batch = data::make_batch({&all, 1});
     if (logits.wanted()) data::cover_every_position(batch);
     const at::Tensor losses =
@@ -113,8 +116,8 @@ void run_score(const config::LoadedConfig& given, const engine_api::ScoreRequest
         log::warning("rows reach ", limits.positions, " positions, and the model was made for ",
                      opened.file->spec.usable_positions(), " (max_position_embeddings): scored all the same");
     LogitsFile logits(request.logits, rows, opened.file->spec.vocab_size);  // takes its space on the disk
-    const session::LoadedModel loaded_model =
-        session::load_for_inference(loaded, opened, limits.tokens, limits.segments, limits.tokens, limits.tokens);
+    const session::LoadedModel loaded_model = session::load_for_inference(
+        loaded, opened, limits.tokens, limits.segments, limits.tokens, limits.tokens, {}, {}, {}, limits.patches);
     std::string out;
     double sum = 0;
     int64_t labels = 0;

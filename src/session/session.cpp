@@ -113,7 +113,7 @@ config::LoadedConfig with_base(config::LoadedConfig loaded, const engine_api::Na
 PassesPlan plan_passes(const config::LoadedConfig& loaded, const OpenedModel& opened, int64_t tokens, int64_t segments,
                        int64_t head_rows, int64_t fewest_tokens, const placement::CacheSize& cache,
                        const engine_api::NamedFolders& adapters, const weights::AdapterSlots& slots,
-                       const placement::MemoryBudget& beside) {
+                       const placement::MemoryBudget& beside, int64_t patches) {
     const at::Device device = ops::choose_device(loaded.config.hardware.device);
     placement::Recipe recipe{.work = placement::Work::passes,
                              .device = device,
@@ -132,7 +132,9 @@ PassesPlan plan_passes(const config::LoadedConfig& loaded, const OpenedModel& op
     }
     model::LoadRequest request = placement::make_request(loaded, opened.file->spec, recipe);
     const spec::ModelSpec& spec = opened.file->spec;
-    placement::fit_to(request, spec, {.tokens = tokens, .segments = segments, .longest = tokens, .labels = head_rows});
+    placement::fit_to(
+        request, spec,
+        {.tokens = tokens, .segments = segments, .longest = tokens, .labels = head_rows, .patches = patches});
     if (cache.in_8_bit && !ops::codes_keys(device, request.dtype, spec.num_heads, spec.num_kv_heads, spec.head_dim))
         throw Error("device.unsupported",
                     cat("--kv_cache_dtype fp8: this GPU's kernels read codes in bfloat16, of heads of 64 or 128 of "
@@ -175,9 +177,10 @@ LoadedModel load(const config::LoadedConfig& loaded, const OpenedModel& opened, 
 LoadedModel load_for_inference(const config::LoadedConfig& loaded, const OpenedModel& opened, int64_t tokens,
                                int64_t segments, int64_t head_rows, int64_t fewest_tokens,
                                const placement::CacheSize& cache, const engine_api::NamedFolders& adapters,
-                               const weights::AdapterSlots& slots) {
+                               const weights::AdapterSlots& slots, int64_t patches) {
     return load(loaded, opened,
-                plan_passes(loaded, opened, tokens, segments, head_rows, fewest_tokens, cache, adapters, slots));
+                plan_passes(loaded, opened, tokens, segments, head_rows, fewest_tokens, cache, adapters, slots,
+                            /*beside=*/{}, patches));
 }
 
 }  // namespace unsloth::session

@@ -219,6 +219,7 @@ void RunSetup::make_plan() {
         widen(limits, evaluator_->limits());
     }
     if (objective::needs_references(config())) plan_references(limits);
+    if (limits.patches > 0) require_images();
     placement::fit_to(request, opened_.file->spec, limits, answers);
     if (teacher_) teacher_->plan(request, group_.get());
     plan_ = std::make_unique<model::ModelPlan>(opened_.file, request);
@@ -240,6 +241,16 @@ void RunSetup::make_plan() {
             cat("preference.reference base is the model without adapters, and ", *config().model.adapter_name_or_path,
                 " replaces ", plan_->lora()->modules_to_save.front(), " as a whole"),
             "Set preference.reference to initial.");
+}
+
+/// What does not go with rows that have images.
+void RunSetup::require_images() const {
+    if (teacher_ && !placement::teacher_is_file(config()))
+        throw Error("option.unsupported", "distill.teacher is a model, and the rows have images",
+                    "Write a teacher's file first: unsloth-train score --top_k reads images.");
+    if (answers_)
+        throw Error("option.unsupported", "training.eval_metric answers prompts, and the rows have images",
+                    "Leave eval_metric out: the loss of such rows is measured.");
 }
 
 /// The plan of the part of the run that this one goes on from, as JSON; empty: there is none.

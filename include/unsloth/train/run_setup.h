@@ -118,6 +118,7 @@ class RunSetup {
     void settle_steps(int64_t total, int64_t of_epoch);
     data::BatchLimits row_limits() const;
     void require_agreement() const;
+    void require_images() const;
     void make_plan();
     void choose_pass_rows(model::LoadRequest& request, const std::vector<placement::Answering>& answering);
     std::string plan_before() const;
