@@ -109,7 +109,7 @@ void add_data_fields(PeerRows& rows) {
                "answers alone are targets; data.train_on_prompt true is for all tokens")
         .only({"dataset_text_field"}, {nullptr, "", "text"}, "data.columns names columns: {\"text\": \"content\"}")
         .only({"dataset_kwargs"}, off, "section data has the options of reading rows")
-        .only({"eos_token"}, off, "the tokenizer's own token ends a row")
+        .only({"eos_token"}, off, "model.special_tokens names another: {\"eos_token\": …}")
         .only({"packing_strategy"}, {nullptr, "bfd", "ffd"}, "packing puts whole rows together and cuts none apart")
         .only({"data_seed"}, off, "training.seed draws the order of rows too")
         .only({"model_init_kwargs"}, off, "section model has the options of loading");

@@ -174,7 +174,6 @@ void declare_model(OptionSet& options, ModelOptions& model) {
              "\"<|im_end|>\"}; bos_token, eos_token, pad_token or unk_token. Examples, templates and the saved "
              "tokenizer and generation_config.json have them.")
         .synonym(nullptr, Json::object())
-        .suggested_for({"eos_token", "pad_token", "bos_token"})
         .on_resume(OnResume::immutable);
 }
 

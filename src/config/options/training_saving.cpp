@@ -61,7 +61,6 @@ void declare_upload(OptionSet& options, TrainingOptions& training) {
         .add("hub_model_id", training.hub_model_id,
              "Repository to upload to: ORG/NAME, or NAME of the token's account. null: the name of output_dir.")
         .value("ORG/NAME")
-        .synonym("", nullptr)
         .suggested_for({"repo_id", "hub_repo", "push_to_hub_model_id"})
         .only_with("training.push_to_hub")
         .on_resume(OnResume::mutable_);
