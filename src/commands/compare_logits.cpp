@@ -2,6 +2,9 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <memory>
+#include <numeric>
+#include <optional>
 
 #include "unsloth/commands/commands.h"
 #include "unsloth/core/error.h"
@@ -25,16 +28,50 @@ constexpr int64_t own_random_rows = 4, own_random_tokens = 16;
 /// Of logits held while the other model computes.
 constexpr int64_t largest_held_bytes = int64_t{1} << 30;
 
-using Row = std::vector<int32_t>;
+using Row = data::Sample;
+
+Row row_of(std::vector<int32_t> ids) {
+    Row row;
+    row.ids = row.labels = std::move(ids);
+    row.positions.resize(row.ids.size());
+    std::iota(row.positions.begin(), row.positions.end(), 0);
+    return row;
+}
+
+/// From 0 to 1.
+float random_share(int64_t row, int64_t t) {
+    return unit_float(philox4x32(0x3e57, 0, static_cast<uint32_t>(row), static_cast<uint32_t>(t), 0, 0).w[0]);
+}
 
 /// Ids from all over the vocabulary: they need no tokenizer.
-Row random_row(int64_t row, int64_t vocab) {
-    Row ids;
+std::vector<int32_t> random_ids(int64_t row, int64_t vocab) {
+    std::vector<int32_t> ids;
     for (int64_t t = 0; t < own_random_tokens; ++t)
-        ids.push_back(static_cast<int32_t>(
-            unit_float(philox4x32(0x3e57, 0, static_cast<uint32_t>(row), static_cast<uint32_t>(t), 0, 0).w[0]) *
-            static_cast<float>(vocab)));
+        ids.push_back(static_cast<int32_t>(random_share(row, t) * static_cast<float>(vocab)));
     return ids;
+}
+
+/// Such ids around an image of random pixels.
+Row row_with_image(const spec::ModelSpec& spec) {
+    constexpr int32_t before = 4, side = 4;  // tokens of text, and of an image's side
+    const spec::VisionSpec& tower = *spec.vision;
+    std::vector<int32_t> ids = random_ids(own_random_rows, spec.vocab_size);
+    ids.insert(ids.begin() + before, side * side, tower.image_token);
+    Row row = row_of(std::move(ids));
+    for (int32_t t = 0; t < static_cast<int32_t>(row.ids.size()); ++t) {
+        const int32_t i = t - before, behind = i - side * side + side;
+        if (i >= 0 && i < side * side)
+            row.axes.insert(row.axes.end(), {before, before + i / side, before + i % side});
+        else
+            row.axes.insert(row.axes.end(), 3, i < 0 ? t : before + behind);
+    }
+    const auto patches = static_cast<int32_t>(side * tower.merge);
+    auto pixels = std::make_shared<std::vector<uint8_t>>(
+        static_cast<std::size_t>(int64_t{patches} * patches * tower.patch_bytes()));
+    for (std::size_t i = 0; i < pixels->size(); ++i)
+        (*pixels)[i] = static_cast<uint8_t>(random_share(own_random_rows + 1, static_cast<int64_t>(i)) * 256.0F);
+    row.images = {{before, patches, patches, std::move(pixels)}};
+    return row;
 }
 
 std::vector<Row> rows_of_own(const session::OpenedModel& merged) {
@@ -42,50 +79,59 @@ std::vector<Row> rows_of_own(const session::OpenedModel& merged) {
     std::vector<Row> rows;
     if (tokenizer::Tokenizer::exists(merged.tokenizer_folder)) {
         const tokenizer::Tokenizer tokenizer = merged.tokenizer();
-        for (const char* text : own_texts) rows.push_back(tokenizer.encode(text, true));
+        for (const char* text : own_texts) rows.push_back(row_of(tokenizer.encode(text, true)));
     }
-    for (int64_t i = 0; i < own_random_rows; ++i) rows.push_back(random_row(i, vocab));
+    for (int64_t i = 0; i < own_random_rows; ++i) rows.push_back(row_of(random_ids(i, vocab)));
+    if (merged.file->spec.vision) rows.push_back(row_with_image(merged.file->spec));
     return rows;
 }
 
-std::vector<Row> rows_of_file(const session::OpenedModel& merged, config::Config config) {
+data::Dataset rows_of_file(const session::OpenedModel& merged, const config::Config& config) {
     data::DatasetOptions options = data::dataset_options(config, merged.limits());
     options.keep_all_masked = true;
     options.max_seq_length = 0;
-    const data::Dataset dataset = session::read_rows(merged, config, options);
-    std::vector<Row> rows;
-    for (int64_t i = 0; i < dataset.size(); ++i) rows.push_back(dataset.sample(i).ids);
-    return rows;
+    return session::read_rows(merged, config, options);
 }
 
 /// The rows to compare on, as many as may be held: a user's file can be long.
 std::vector<Row> rows_to_compare(const engine_api::CompareRequest& request, const session::OpenedModel& merged,
                                  config::Config config) {
     std::vector<Row> rows;
+    std::optional<data::Dataset> file;
+    const int64_t most =
+        std::max<int64_t>(1, largest_held_bytes / (merged.file->spec.vocab_size * static_cast<int64_t>(sizeof(float))));
     std::error_code ignored;
     if (request.texts.empty()) {
         rows = rows_of_own(merged);
     } else if (std::filesystem::exists(request.texts, ignored)) {
         config.data.train_file = request.texts;
         config.data.train_split.clear();
-        rows = rows_of_file(merged, std::move(config));
+        file = rows_of_file(merged, config);
+        for (int64_t i = 0; i < file->size(); ++i) rows.push_back(file->sample(i));
     } else {
-        rows.push_back(merged.tokenizer().encode(request.texts, true));
+        rows.push_back(row_of(merged.tokenizer().encode(request.texts, true)));
     }
-    std::erase_if(rows, [](const Row& row) { return row.empty(); });
-    const int64_t most =
-        std::max<int64_t>(1, largest_held_bytes / (merged.file->spec.vocab_size * static_cast<int64_t>(sizeof(float))));
     const int64_t longest = std::min(most, merged.file->spec.usable_positions());
+    // A row with images is taken as a whole, or not at all.
+    std::erase_if(rows, [&](const Row& row) {
+        return row.ids.empty() || (!row.images.empty() && static_cast<int64_t>(row.ids.size()) > longest);
+    });
     int64_t tokens = 0;
     std::size_t taken = 0;
     for (; taken < rows.size() && tokens < most; ++taken) {
         Row& row = rows[taken];
-        row.resize(std::min(row.size(), static_cast<std::size_t>(std::min(longest, most - tokens))));
-        tokens += static_cast<int64_t>(row.size());
+        const auto fits = static_cast<std::size_t>(std::min(longest, most - tokens));
+        if (row.ids.size() > fits && !row.images.empty() && taken > 0) break;
+        if (row.images.empty()) {
+            row.ids.resize(std::min(row.ids.size(), fits));
+            row = row_of(std::move(row.ids));
+        }
+        tokens += static_cast<int64_t>(row.ids.size());
     }
     if (taken < rows.size())
         log::info("the first ", taken, " of ", rows.size(), " rows (", tokens, " tokens) are compared");
     rows.resize(taken);
+    if (file) file->load_pixels(rows);
     if (rows.empty())
         throw Error("data.empty", cat("nothing to compare the models on: '", request.texts, "' has no tokens"));
     return rows;
@@ -94,18 +140,19 @@ std::vector<Row> rows_to_compare(const engine_api::CompareRequest& request, cons
 /// fp32 [T, V] of every row, on the CPU. The model is loaded for this alone.
 std::vector<at::Tensor> logits_of(const config::Config& config, const session::OpenedModel& opened,
                                   const std::vector<Row>& rows) {
-    int64_t longest = 1;
-    for (const Row& row : rows) longest = std::max(longest, static_cast<int64_t>(row.size()));
+    int64_t longest = 1, patches = 0;
+    for (const Row& row : rows) {
+        longest = std::max(longest, static_cast<int64_t>(row.ids.size()));
+        for (const data::Image& image : row.images) patches = std::max(patches, image.patches());
+    }
     const session::LoadedModel loaded =
-        session::load_for_inference({config, {}, {}}, opened, longest, 1, longest, longest);
+        session::load_for_inference({config, {}, {}}, opened, longest, 1, longest, longest, {}, {}, {}, patches);
     std::vector<at::Tensor> all;
     for (const Row& row : rows) {
         if (const int signal = interrupt_requested()) throw Interrupted(signal, "stopped; nothing was written");
-        data::Sample sample;
-        sample.ids = sample.labels = row;
-        sample.positions.resize(row.size());
-        for (std::size_t t = 0; t < row.size(); ++t) sample.positions[t] = static_cast<int32_t>(t);
-        data::Batch batch = data::make_batch({&sample, 1});
+        Row whole = row;
+        whole.labels = whole.ids;
+        data::Batch batch = data::make_batch({&whole, 1});
         data::cover_every_position(batch);
         std::vector<at::Tensor> chunks;
         loaded.model->score(batch, [&](int64_t, const at::Tensor& logits_CV) {

@@ -32,7 +32,7 @@ Limits limits_of(const data::Dataset& rows) {
         const data::Sample sample = rows.sample(i);
         limits.tokens = std::max<int64_t>(limits.tokens, static_cast<int64_t>(sample.ids.size()));
         limits.segments = std::max(limits.segments, rows.segments(i));
-        limits.patches = std::max(limits.patches, rows.patches(i));
+        limits.patches = std::max(limits.patches, rows.image_sizes(i).patches);
         for (const auto position : sample.positions)
             limits.positions = std::max<int64_t>(limits.positions, position + 1);
     }

@@ -15,6 +15,7 @@
 #include "unsloth/core/hash.h"
 #include "unsloth/core/log.h"
 #include "unsloth/data/sampler.h"
+#include "unsloth/data/show.h"
 
 namespace unsloth::data {
 namespace {
@@ -239,16 +240,13 @@ int64_t Dataset::keys(int64_t i) const {
     return keys;
 }
 
-int64_t Dataset::images(int64_t i) const {
-    const RowRecord& record = store_->record(rows_.at(static_cast<std::size_t>(i)));
-    return record.has(RowRecord::given_images) ? static_cast<int64_t>(sample(i).images.size()) : 0;
-}
-
-int64_t Dataset::patches(int64_t i) const {
-    if (images(i) == 0) return 0;
-    int64_t patches = 0;
-    for (const Image& image : sample(i).images) patches += image.patches();
-    return patches;
+Dataset::ImageSizes Dataset::image_sizes(int64_t i) const {
+    ImageSizes sizes;
+    if (!store_->record(rows_.at(static_cast<std::size_t>(i))).has(RowRecord::given_images)) return sizes;
+    const Sample row = sample(i);
+    for (const Image& image : row.images) sizes.patches = std::max(sizes.patches, image.patches());
+    for (const auto& [begin, end] : image_ranges(row)) sizes.tokens += end - begin;
+    return sizes;
 }
 
 int64_t Dataset::segments(int64_t i) const {

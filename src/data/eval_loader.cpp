@@ -31,16 +31,16 @@ BatchLimits EvalLoader::limits() const {
             one.tokens += dataset_.tokens(i);
             one.segments += dataset_.segments(i);
             one.labels += dataset_.targets(i);
-            one.images += dataset_.images(i);
-            one.patches += dataset_.patches(i);
+            const Dataset::ImageSizes images = dataset_.image_sizes(i);
+            limits.patches = std::max(limits.patches, images.patches);
+            one.image_tokens += images.tokens;
             one.keys += dataset_.keys(i);
             limits.longest = std::max(limits.longest, dataset_.longest_segment(i));
         }
         limits.tokens = std::max(limits.tokens, one.tokens);
         limits.segments = std::max(limits.segments, one.segments);
         limits.labels = std::max(limits.labels, one.labels);
-        limits.images = std::max(limits.images, one.images);
-        limits.patches = std::max(limits.patches, one.patches);
+        limits.image_tokens = std::max(limits.image_tokens, one.image_tokens);
         if (one.keys > one.tokens) limits.keys = std::max(limits.keys, one.keys);
     }
     return slice_limits(limits, context_);

@@ -185,16 +185,17 @@ int64_t StepLoader::total_steps(double num_train_epochs, int64_t max_steps) cons
 
 BatchLimits StepLoader::limits() const {
     BatchLimits limits;
-    std::vector<int64_t> segments, labels, keys, images, patches;
+    std::vector<int64_t> segments, labels, keys, image_tokens;
     int64_t copies = 0;  // most segments of a row that shares tokens: how often each of its tokens may be a key
     for (const auto& [first, last] : units_) {
-        int64_t unit_segments = 0, unit_labels = 0, unit_keys = 0, unit_images = 0, unit_patches = 0;
+        int64_t unit_segments = 0, unit_labels = 0, unit_keys = 0, unit_image_tokens = 0;
         for (int64_t m = first; m < last; ++m) {
             const int64_t i = members_[static_cast<std::size_t>(m)];
             unit_segments += dataset_.segments(i);
             unit_labels += dataset_.targets(i);
-            unit_images += dataset_.images(i);
-            unit_patches += dataset_.patches(i);
+            const Dataset::ImageSizes images = dataset_.image_sizes(i);
+            limits.patches = std::max(limits.patches, images.patches);
+            unit_image_tokens += images.tokens;
             const int64_t own_keys = dataset_.keys(i);
             unit_keys += own_keys;
             if (own_keys > dataset_.tokens(i)) copies = std::max(copies, dataset_.segments(i));
@@ -203,8 +204,7 @@ BatchLimits StepLoader::limits() const {
         segments.push_back(unit_segments);
         labels.push_back(unit_labels);
         keys.push_back(unit_keys);
-        images.push_back(unit_images);
-        patches.push_back(unit_patches);
+        image_tokens.push_back(unit_image_tokens);
     }
     int64_t rows = pass_rows_;
     if (fills_by_tokens()) {
@@ -223,8 +223,10 @@ BatchLimits StepLoader::limits() const {
     }
     limits.segments = most(std::move(segments), rows);
     limits.labels = std::min(limits.tokens, most(std::move(labels), rows));
-    limits.images = most(std::move(images), rows);
-    limits.patches = most(std::move(patches), rows);
+    limits.image_tokens = std::min(limits.tokens, most(std::move(image_tokens), rows));
+    if (limits.patches > 0 && !options_.context.alone())
+        throw Error("option.unsupported", "distributed.cp_size is set, and rows have images",
+                    "Ranks do not share the tokens of such rows: leave cp_size at 1.");
     if (copies > 0) limits.keys = std::clamp(most(std::move(keys), rows), limits.tokens, copies * limits.tokens);
     return slice_limits(limits, options_.context);
 }

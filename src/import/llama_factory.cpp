@@ -38,7 +38,8 @@ void add_llama_factory_model(PeerRows& rows) {
               "use_reentrant_gc"},
              "kernels are compiled into the program")
         .only({"model_revision"}, {nullptr, "main"}, "model.path ORG/NAME@REVISION names one of the hub")
-        .only({"resize_vocab", "split_special_tokens", "add_tokens", "add_special_tokens", "new_special_tokens_config"},
+        .only({"resize_vocab", "split_special_tokens", "add_tokens", "add_special_tokens", "new_special_tokens",
+               "new_special_tokens_config"},
               off, "the vocabulary is the model folder's; add tokens there first")
         .only({"rope_scaling"}, off,
               "model.rope_scaling takes type and factor: {\"rope_type\": \"linear\", \"factor\": 2.0}")

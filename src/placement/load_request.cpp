@@ -142,7 +142,7 @@ void size_for(model::ActivationSizes& sizes, const data::BatchLimits& limits) {
     sizes.copies = limits.copies;
     sizes.head_rows = limits.labels;
     sizes.patches = limits.patches;
-    sizes.image_tokens = limits.patches > 0 ? limits.tokens : 0;
+    sizes.image_tokens = limits.image_tokens;
 }
 
 int64_t head_chunk_rows(const spec::ModelSpec& spec, at::ScalarType dtype, int64_t rows) {

@@ -39,8 +39,8 @@ void widen(data::BatchLimits& limits, const data::BatchLimits& other) {
     limits.keys = std::max(limits.keys, other.keys);
     limits.longest = std::max(limits.longest, other.longest);
     limits.labels = std::max(limits.labels, other.labels);
-    limits.images = std::max(limits.images, other.images);
     limits.patches = std::max(limits.patches, other.patches);
+    limits.image_tokens = std::max(limits.image_tokens, other.image_tokens);
     limits.copies = std::max(limits.copies, other.copies);
 }
 

@@ -78,7 +78,8 @@ TEST(File, AllMistakesAreToldAtOnce) {
         "config.several-errors");
     EXPECT_TRUE(message.starts_with("9 errors\n")) << message;
     for (const char* part :
-         {"run.json: unknown section 'modle'\n    Did you mean model?", "lora.r: expected an integer >= 1, found 0",
+         {"run.json: unknown section 'modle'\n    Did you mean model?",
+          "lora.r: expected an integer >= 1 and <= 1000000, found 0",
           "unknown option lora.lora_alhpa\n    Did you mean lora.lora_alpha?", "lora.bias: all is refused",
           "training.optim: expected one of", "unknown option data.eval_fiel",
           "[option.unknown] unknown option --epochs", "[option.invalid-value] --lora_dropout: expected a number",
@@ -152,7 +153,7 @@ TEST(File, ASyntaxErrorShowsTheLine) {
 
 TEST(File, AWrongTypeSaysKeyExpectedFoundAndFile) {
     const std::string message = file_error(R"({"lora": {"r": "eight"}})");
-    EXPECT_CONTAINS(message, "run.json: lora.r: expected an integer >= 1, found the string \"eight\"");
+    EXPECT_CONTAINS(message, "run.json: lora.r: expected an integer >= 1 and <= 1000000, found the string \"eight\"");
     EXPECT_CONTAINS(file_error(R"({"lora": {"r": 1.5}})", "option.invalid-value"), "found the number 1.5");
     EXPECT_CONTAINS(file_error(R"({"lora": {"r": null}})"), "found null");
     EXPECT_CONTAINS(file_error(R"({"lora": {"r": 18446744073709551615}})"), "expected an integer");
@@ -181,7 +182,7 @@ TEST(File, WhatIsLeftToTheProgramIsWrittenAsAWord) {
 }
 
 TEST(File, RangesAreChecked) {
-    EXPECT_CONTAINS(file_error(R"({"lora": {"r": 0}})"), "expected an integer >= 1, found 0");
+    EXPECT_CONTAINS(file_error(R"({"lora": {"r": 0}})"), "expected an integer >= 1 and <= 1000000, found 0");
     EXPECT_CONTAINS(file_error(R"({"lora": {"lora_dropout": 1}})"), "expected a number >= 0 and < 1, found 1");
     EXPECT_CONTAINS(file_error(R"({"lora": {"lora_alpha": 0}})"), "expected a number > 0");
     EXPECT_CONTAINS(file_error(R"({"lora": {"rank_pattern": {"a": 0}}})"), "an object of integers >= 1, found 0");

@@ -4,6 +4,7 @@
 #include "unsloth/formats/merge.h"
 #include "unsloth/formats/model_writer.h"
 #include "unsloth/formats/peft.h"
+#include "unsloth/images/image.h"
 #include "unsloth/memory/plan.h"
 #include "unsloth/model/vision_tower.h"
 #include "unsloth/placement/memory_use.h"
@@ -201,6 +202,71 @@ TEST_P(VisionTest, TrainsAsTheReference) {
     EXPECT_LE(final_off, tolerance["final_max_rel_frobenius"].get<double>());
     std::cout << family << ": losses off by " << loss_off << ", norms " << norm_off << ", gradients " << gradient_off
               << ", adapter " << final_off << "\n";
+}
+
+/// From rows and image files, as a user starts it.
+TEST_P(VisionTest, TrainsFromFilesAsTheReference) {
+    if (images::decoder_version().empty()) GTEST_SKIP() << "built without images";
+    const ScratchFolder folder;
+    const fs::path lora = rows->set / "lora";
+    fs::create_directories(folder / "model");
+    for (const fs::path& from : {model_path(), golden("images/" + family + "/saved")})
+        for (const auto& entry : fs::directory_iterator(from))
+            fs::copy_file(entry.path(), folder / "model" / entry.path().filename().string(),
+                          fs::copy_options::overwrite_existing);
+    fs::copy(golden("images/images"), folder / "images");
+    unpack(lora / "rows.jsonl", folder / "rows.jsonl");
+    const nlohmann::json metrics = read_json(unpacked(lora) / "metrics.json");
+    const auto flags = [&](const Flags& more) {
+        return Flags{"--model.path",
+                     (folder / "model").string(),
+                     "--model.adapter_name_or_path",
+                     unpacked(lora / "initial").string(),
+                     "--model.load_in_4bit",
+                     "false",
+                     "--hardware.device",
+                     device,
+                     "--data.train_file",
+                     (folder / "rows.jsonl").string(),
+                     "--training.output_dir",
+                     (folder / "out").string(),
+                     "--training.per_device_train_batch_size",
+                     "2",
+                     "--training.gradient_accumulation_steps",
+                     "2",
+                     "--training.max_steps",
+                     "8",
+                     "--training.learning_rate",
+                     "0.001",
+                     "--training.lr_scheduler_type",
+                     "cosine",
+                     "--training.warmup_steps",
+                     "2",
+                     "--training.weight_decay",
+                     "0.01",
+                     "--training.max_grad_norm",
+                     "1.0"} +
+               more;
+    };
+    const Course course = train_all(make_config(flags({})));
+    ASSERT_EQ(course.steps.size(), metrics["steps"].size());
+    for (std::size_t i = 0; i < course.steps.size(); ++i) {
+        const nlohmann::json& step = metrics["steps"][i];
+        EXPECT_EQ(course.steps[i].labels, step["tokens"].get<int64_t>()) << i;
+        EXPECT_NEAR(course.steps[i].outcome.loss, step["loss"].get<double>(),
+                    metrics["tolerance"]["loss_max_abs"].get<double>())
+            << i;
+    }
+    const auto expect_refused = [&](const char* id, const Flags& more) {
+        try {
+            const train::Trainer trainer(make_config(flags(more)));
+            ADD_FAILURE() << more.back() << " was taken";
+        } catch (const Error& error) {
+            EXPECT_EQ(error.id().name(), id) << error.what();
+        }
+    };
+    expect_refused("option.unsupported", {"--data.eval_file", (folder / "rows.jsonl").string(), "--training.eval_steps",
+                                          "4", "--training.eval_metric", "exact_match"});
 }
 
 /// What layers keep, and how many micro-batches are in flight, changes no bit.

@@ -83,8 +83,11 @@ class Dataset {
     int64_t targets(int64_t i) const;  ///< labels that count, after the shift
     int64_t first_targets(int64_t i) const;  ///< of the row's first segment; reads the row
     int64_t segments(int64_t i) const;
-    int64_t images(int64_t i) const;   ///< as many, from their sizes alone; reads a row that has some
-    int64_t patches(int64_t i) const;  ///< of these
+    struct ImageSizes {
+        int64_t patches = 0;  ///< of the largest image
+        int64_t tokens = 0;   ///< of all
+    };
+    ImageSizes image_sizes(int64_t i) const;  ///< without a pixel; reads a row that has images
     /// Tokens of its segments, with those that segments share once for each; reads a row of several segments.
     int64_t keys(int64_t i) const;
     bool truncated(int64_t i) const;

@@ -31,12 +31,13 @@ struct LoaderOptions {
 /// The most that a micro-batch may hold, whatever the order of the rows: what memory is planned for.
 struct BatchLimits {
     int64_t tokens = 0, segments = 0;
-    int64_t keys = 0;     ///< tokens of all segments, with those that some share once for each; 0: none share any
-    int64_t longest = 0;  ///< tokens of the longest segment
-    int64_t labels = 0;   ///< rows with a target
-    int64_t images = 0, patches = 0;  ///< of all images
-    int64_t copies = 2;               ///< most segments that share a token
-    int64_t all_keys = 0;             ///< of slices: ContextSlice::all_keys; 0: rows are whole
+    int64_t keys = 0;          ///< tokens of all segments, with those that some share once for each; 0: none share any
+    int64_t longest = 0;       ///< tokens of the longest segment
+    int64_t labels = 0;        ///< rows with a target
+    int64_t patches = 0;       ///< of the largest image: a tower sees one at a time; 0: there are none
+    int64_t image_tokens = 0;  ///< that are images'
+    int64_t copies = 2;        ///< most segments that share a token
+    int64_t all_keys = 0;      ///< of slices: ContextSlice::all_keys; 0: rows are whole
 };
 
 /// What an epoch takes.
