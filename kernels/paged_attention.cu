@@ -190,11 +190,7 @@ template <class T, int D, bool Codes = false>
 void issue_mma(const PagedAttention& a, cudaStream_t stream) {
     const dim3 grid(static_cast<unsigned>(a.splits), static_cast<unsigned>(a.kv_heads), static_cast<unsigned>(a.rows));
     constexpr int threads = paged::mma_warps * warp_size;
-    const int together = paged::rows_together(a.heads / a.kv_heads);
-    if (a.shares_pages && together > 1 && a.window == 0) {
-        const dim3 chunks(grid.x, grid.y, static_cast<unsigned>((a.rows + together - 1) / together));
-        launch(paged::mma_shared_kernel<T, D, Codes>, chunks, threads, a, stream);
-    } else if (2 * a.heads / a.kv_heads <= paged::mma_heads) {
+    if (2 * a.heads / a.kv_heads <= paged::mma_heads) {
         launch(paged::mma_split_kernel<T, D, false, Codes>, grid, threads, a, stream);
     } else {
         launch(paged::mma_split_kernel<T, D, true, Codes>, grid, threads, a, stream);

@@ -38,9 +38,6 @@ struct PagedAttention {
     float* parts = nullptr;              ///< scratch: [S, H, splits, d + 2]
     const float* sinks = nullptr;        ///< [H] a head's logit without a value; nullptr: none
     const uint8_t* exponents = nullptr;  ///< [pages, 2 K, page_tokens] where k and v are codes (kv_cache.h)
-    /// Rows beside each other have pages in common: these are read once, where tensor cores serve. No row may have more
-    /// than split_keys * most_splits keys. The results are the same bits.
-    bool shares_pages = false;
 };
 
 /// Floats of `parts`.

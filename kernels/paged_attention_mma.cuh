@@ -92,21 +92,19 @@ struct PageWorker {
                                           int head, int lane)
         : a(args), q(operands), kv_head(head), g(lane / 4), t(lane % 4) {}
 
-    /// Of `rows` rows from `row` on, as far as there are any, one after another. By one warp, for all; a barrier must
-    /// follow.
-    __device__ static void load_queries(const PagedAttention& a, uint4 (*to)[chunks][warp_size], int row, int rows,
-                                        int kv_head, int lane) {
+    /// By one warp, for all; a barrier must follow.
+    __device__ static void load_queries(const PagedAttention& a, uint4 (*to)[chunks][warp_size], int row, int kv_head,
+                                        int lane) {
         const int shared_by = a.heads / a.kv_heads;
 #pragma unroll
         for (int half = 0; half < (Tall ? 2 : 1); ++half) {
-            const int of_row = (lane / 4 + 8 * half) / shared_by, of_group = (lane / 4 + 8 * half) % shared_by;
-            const T* from = static_cast<const T*>(a.q.data) + (row + of_row) * a.q.token_stride +
+            const int of_group = lane / 4 + 8 * half;
+            const T* from = static_cast<const T*>(a.q.data) + row * a.q.token_stride +
                             (kv_head * shared_by + of_group) * a.q.head_stride;
 #pragma unroll
             for (int c = 0; c < chunks; ++c)
-                to[half][c][lane] = of_row < rows && row + of_row < a.rows
-                                        ? operand(from + dimension_of<Codes>(c, lane % 4, 4, chunks))
-                                        : uint4{};
+                to[half][c][lane] =
+                    of_group < shared_by ? operand(from + dimension_of<Codes>(c, lane % 4, 4, chunks)) : uint4{};
         }
     }
 
@@ -256,7 +254,7 @@ struct PageWorker {
     }
 };
 
-/// What the warps of a block found of a part, by page (or by warp, where a warp has several pages).
+/// What the warps of a block found of a part.
 template <int D, bool Tall>
 struct PartShared {
     static constexpr int rows = Tall ? mma_heads : mma_heads / 2;
@@ -265,45 +263,43 @@ struct PartShared {
     uint4 q[Tall ? 2 : 1][D / 32][warp_size];
 };
 
-/// Keeps what a warp found of the heads for which `mine(head)` says so, as that of page `page` of a part.
-template <class T, int D, bool Tall, bool Codes, class Mine>
-__device__ __forceinline__ void keep_page(const PageWorker<T, D, Tall, Codes>& worker, PartShared<D, Tall>& s, int page,
-                                          const Mine& mine) {
+/// Joins what the warps found of a part.
+template <class T, int D, bool Tall, bool Codes>
+__device__ __forceinline__ void store_part(const PageWorker<T, D, Tall, Codes>& worker, PartShared<D, Tall>& s, int row,
+                                           int split, int warp) {
+    const PagedAttention& a = worker.a;
     const int g = worker.g, t = worker.t;
 #pragma unroll
     for (int half = 0; half < (Tall ? 2 : 1); ++half) {
         const int head = g + 8 * half;
-        if (!mine(head)) continue;
-        if (t == 0) s.maxima[page][head] = worker.row_max[half], s.sums[page][head] = worker.row_sum[half];
+        if (t == 0) s.maxima[warp][head] = worker.row_max[half], s.sums[warp][head] = worker.row_sum[half];
 #pragma unroll
         for (int n = 0; n < D / 8; ++n) {
 #pragma unroll
             for (int i = 0; i < 2; ++i)  // column 2 t + i of the product was that lane group's dimension
-                s.outs[page][head][dimension_of<Codes>(n / 8, 2 * t + i, 8, D / 64) + n % 8] =
+                s.outs[warp][head][dimension_of<Codes>(n / 8, 2 * t + i, 8, D / 64) + n % 8] =
                     worker.out[n][2 * half + i];
         }
     }
-}
-
-/// Joins the first `pages` of what was kept of head `kept`, dimension c, and stores it as the row's part.
-template <int D, bool Tall, bool Codes>
-__device__ __forceinline__ void store_part(const PagedAttention& a, const PartShared<D, Tall>& s, int pages, int kept,
-                                           int c, int row, int head, int split) {
-    float highest = -INFINITY, sum = 0.0f, x = 0.0f;
+    __syncthreads();
+    const int heads = a.heads / a.kv_heads, first_head = worker.kv_head * heads;
+    for (int at = static_cast<int>(threadIdx.x); at < heads * D; at += mma_warps * warp_size) {
+        const int h = at / D, c = at % D;
+        float highest = -INFINITY, sum = 0.0f, x = 0.0f;
 #pragma unroll
-    for (int w = 0; w < mma_warps; ++w)
-        if (w < pages) highest = fmaxf(highest, s.maxima[w][kept]);
-    const float base = highest == -INFINITY ? 0.0f : highest;
+        for (int w = 0; w < mma_warps; ++w) highest = fmaxf(highest, s.maxima[w][h]);
+        const float base = highest == -INFINITY ? 0.0f : highest;
 #pragma unroll
-    for (int w = 0; w < mma_warps; ++w) {
-        if (w >= pages) continue;
-        const float share = expf(s.maxima[w][kept] - base);
-        sum += s.sums[w][kept] * share;
-        x += s.outs[w][kept][c] * share;
+        for (int w = 0; w < mma_warps; ++w) {
+            const float share = expf(s.maxima[w][h] - base);
+            sum += s.sums[w][h] * share;
+            x += s.outs[w][h][c] * share;
+        }
+        float* part =
+            a.parts + ((static_cast<int64_t>(row) * a.heads + first_head + h) * a.splits + split) * (a.head_dim + 2);
+        part[c] = Codes ? x * power_of_two(result_shift + 127) : x;
+        if (c == 0) part[a.head_dim] = highest, part[a.head_dim + 1] = sum;
     }
-    float* part = a.parts + ((static_cast<int64_t>(row) * a.heads + head) * a.splits + split) * (a.head_dim + 2);
-    part[c] = Codes ? x * power_of_two(result_shift + 127) : x;
-    if (c == 0) part[a.head_dim] = highest, part[a.head_dim + 1] = sum;
 }
 
 template <class T, int D, bool Tall, bool Codes>
@@ -320,73 +316,13 @@ __global__ void __launch_bounds__(mma_warps* warp_size, Tall&& D > 64 ? 2 : mma_
     if (split * keys >= length) return;
     const int32_t* pages = a.pages + static_cast<int64_t>(row) * a.most_pages;
 
-    if (warp == 0) PageWorker<T, D, Tall, Codes>::load_queries(a, shared.q, row, 1, kv_head, lane);
+    if (warp == 0) PageWorker<T, D, Tall, Codes>::load_queries(a, shared.q, row, kv_head, lane);
     __syncthreads();
     PageWorker<T, D, Tall, Codes> worker(a, shared.q, kv_head, lane);
 #pragma unroll 1
     for (int first = begin + warp * page_tokens; first < end; first += mma_warps * page_tokens)
         worker.take(first, pages[first / page_tokens], low, end);
-    keep_page(worker, shared, warp, [](int) { return true; });
-    __syncthreads();
-    const int heads = a.heads / a.kv_heads;
-    for (int at = static_cast<int>(threadIdx.x); at < heads * D; at += mma_warps * warp_size)
-        store_part<D, Tall, Codes>(a, shared, mma_warps, at / D, at % D, row, kv_head * heads + at / D, split);
-}
-
-/// Rows whose heads are the rows of one A operand.
-constexpr int most_rows_together = 8;
-__host__ __device__ constexpr int rows_together(int heads_a_kv) {
-    return mma_heads / heads_a_kv < most_rows_together ? mma_heads / heads_a_kv : most_rows_together;
-}
-
-/// As mma_split_kernel, for several rows at once: a page that rows have in common is read once for them all. A page's
-/// result does not depend on the other rows of the operand, so each row has the bits that it would have alone. For rows
-/// without a window whose parts are of split_keys keys.
-template <class T, int D, bool Codes>
-__global__ void __launch_bounds__(mma_warps* warp_size, D > 64 ? 2 : mma_blocks) mma_shared_kernel(PagedAttention a) {
-    static_assert(split_keys == mma_warps * page_tokens && mma_warps * most_rows_together == warp_size);
-    begin_after_previous(gridDim.z);
-    __shared__ PartShared<D, true> shared;
-    const int split = blockIdx.x, kv_head = blockIdx.y, heads = a.heads / a.kv_heads;
-    const int rows = rows_together(heads), first_row = static_cast<int>(blockIdx.z) * rows;
-    const int lane = threadIdx.x % warp_size;
-    const int warp = __shfl_sync(all_lanes, static_cast<int>(threadIdx.x / warp_size), 0);  // known to be uniform
-
-    // A lane a page of the part and row. Of those with the same whole page, the lowest lane's takes it for all.
-    const int row = first_row + lane % most_rows_together;
-    const int first = split * split_keys + lane / most_rows_together * page_tokens;
-    const int length = lane % most_rows_together < rows && row < a.rows ? a.lengths[row] : 0;
-    const int page = first < length ? a.pages[static_cast<int64_t>(row) * a.most_pages + first / page_tokens] : -1;
-    const bool whole = first + page_tokens <= length;
-    const unsigned long long name = whole ? static_cast<unsigned long long>(first) << 32 | static_cast<unsigned>(page)
-                                          : ~static_cast<unsigned long long>(lane);
-    const unsigned members = __match_any_sync(all_lanes, name);
-    unsigned left = __ballot_sync(all_lanes, page >= 0 && __ffs(static_cast<int>(members)) - 1 == lane);
-    if (left == 0) return;
-
-    if (warp == 0) PageWorker<T, D, true, Codes>::load_queries(a, shared.q, first_row, rows, kv_head, lane);
-    __syncthreads();
-#pragma unroll 1
-    for (int item = 0; left != 0; left &= left - 1, ++item) {
-        if (item % mma_warps != warp) continue;
-        const int leader = __ffs(static_cast<int>(left)) - 1;
-        const unsigned takers = __shfl_sync(all_lanes, members, leader);
-        const int begin = __shfl_sync(all_lanes, first, leader), end = __shfl_sync(all_lanes, length, leader);
-        PageWorker<T, D, true, Codes> worker(a, shared.q, kv_head, lane);
-        worker.take(begin, __shfl_sync(all_lanes, page, leader), 0, end);
-        const int slot = leader / most_rows_together;
-        keep_page(worker, shared, slot, [&](int kept) {
-            return kept / heads < rows && (takers >> (slot * most_rows_together + kept / heads) & 1) != 0;
-        });
-    }
-    __syncthreads();
-    for (int at = static_cast<int>(threadIdx.x); at < rows * heads * D; at += mma_warps * warp_size) {
-        const int kept = at / D, own = first_row + kept / heads;
-        const int keys = own < a.rows ? a.lengths[own] - split * split_keys : 0;
-        if (keys > 0)
-            store_part<D, true, Codes>(a, shared, (keys + page_tokens - 1) / page_tokens, kept, at % D, own,
-                                       kv_head * heads + kept % heads, split);
-    }
+    store_part(worker, shared, row, split, warp);
 }
 
 }  // namespace unsloth::kernels::paged

@@ -10,7 +10,7 @@ void RecordedPasses::choose(const ops::Context& ctx, const std::vector<const Mic
     if (const auto& cached = in_flight.front()->inputs().cached) {  // rows of one token: their lengths are read there
         const ops::PagedRows& rows = cached->going_on;
         if (rows.decoding == in_flight.front()->tokens())
-            chosen_ = by_shape_.use({rows.decoding, ops::planned_length(rows), rows.shares_pages ? 1 : 0,
+            chosen_ = by_shape_.use({rows.decoding, ops::planned_length(rows),
                                      in_flight.front()->inputs().adapter_T.defined() ? 1 : 0, address(ctx.outcome)});
         return;
     }

@@ -49,35 +49,12 @@ void attend_decoding(Context& ctx, const AttentionShape& shape, const PagedRows&
     const int64_t bytes = 4 * kernels::paged_attention_parts(args.rows, args.heads, args.head_dim, args.splits);
     UNSLOTH_CHECK(ctx.workspace.defined() && ctx.workspace.numel() >= bytes, "paged attention: the workspace has not ",
                   bytes, " bytes");
-    args.shares_pages = rows.shares_pages;
     if (cache.coded()) args.exponents = cache.exponents_PHS.const_data_ptr<uint8_t>();
     if (sinks_H.defined()) args.sinks = sinks_H.const_data_ptr<float>();
     args.parts = static_cast<float*>(ctx.workspace.mutable_data_ptr());
     kernels::paged_attention(args, static_cast<cudaStream_t>(ctx.stream()));
 }
 #endif
-
-/// Whole pages that the decoding rows have in common with the row before, at the same place.
-int64_t common_pages(const PagedRows& rows) {
-    int64_t common = 0;
-    for (int64_t row = 1; row < rows.decoding; ++row) {
-        const auto r = static_cast<std::size_t>(row);
-        const auto own = rows.pages.begin() + row * rows.most_pages;
-        const auto whole = std::min(rows.lengths[r - 1], rows.lengths[r]) / page_tokens;
-        common += std::mismatch(own, own + whole, own - rows.most_pages).first - own;
-    }
-    return common;
-}
-
-bool shares_pages(const PagedRows& rows) {
-    int64_t all = 0;
-    for (int64_t row = 0; row < rows.decoding; ++row) {
-        const int32_t length = rows.lengths[static_cast<std::size_t>(row)];
-        if (length > longest) return false;  // its parts are longer
-        all += pages_of(length);
-    }
-    return 4 * common_pages(rows) >= std::max<int64_t>(all, 1);
-}
 
 }  // namespace
 
@@ -103,7 +80,6 @@ void place_rows(Context& ctx, PagedRows& rows) {
         "paged attention: ", rows.q_offsets.size(), " offsets and ", rows.pages.size(), " pages of ", count, " rows");
     rows.segments.assign(count, {});
     rows.keys.assign(count, {});
-    rows.shares_pages = shares_pages(rows);
     const auto here = at::TensorOptions(at::kInt).pinned_memory(ctx.is_cuda());  // the host waits for no pass
     for (std::size_t row = ctx.is_cuda() ? static_cast<std::size_t>(rows.decoding) : 0; row < count; ++row) {
         const int32_t queries = rows.q_offsets[row + 1] - rows.q_offsets[row], length = rows.lengths[row];

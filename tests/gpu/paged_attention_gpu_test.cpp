@@ -50,9 +50,8 @@ Paged make(const Case& c, const std::vector<int32_t>& lengths, int64_t decoding)
     return made;
 }
 
-/// Over the cache that is given, or that of `paged`. `apart`: pages that rows have in common are read for each.
-at::Tensor attend(at::Device device, const Case& c, Paged paged, at::ScalarType type, KvCache cache = {},
-                  bool apart = false) {
+/// Over the cache that is given, or that of `paged`.
+at::Tensor attend(at::Device device, const Case& c, Paged paged, at::ScalarType type, KvCache cache = {}) {
     Context ctx(device);
     const AttentionShape shape{
         c.heads, c.kv_heads, c.head_dim, c.window, 1.0 / std::sqrt(static_cast<double>(c.head_dim)), c.sinks};
@@ -69,7 +68,6 @@ at::Tensor attend(at::Device device, const Case& c, Paged paged, at::ScalarType 
         rows.pages_SM = at::tensor(at::ArrayRef<int32_t>(rows.pages), at::kInt).to(device);
     }
     place_rows(ctx, rows);
-    if (apart) rows.shares_pages = false;
     // The wider rows of q stay where a copy would make them dense.
     const at::Tensor wide =
         at::zeros({paged.q_THd.size(0), (c.heads + 3) * c.head_dim}, at::TensorOptions(type).device(device));
@@ -135,55 +133,6 @@ TEST_F(PagedAttentionGpu, ARowsBitsDoNotDependOnItsNeighbours) {
     alone.q_THd = both.q_THd.narrow(0, 0, 1);
     alone.out_THd = both.out_THd.narrow(0, 0, 1);
     EXPECT_TRUE(at::equal(attend(at::kCUDA, c, both, c.type)[0], attend(at::kCUDA, c, alone, c.type)[0]));
-}
-
-/// Groups of three rows with `common` whole pages, and one row that shares fewer; answers of unequal lengths.
-Paged make_groups(const Case& c, int64_t rows_in_all, int64_t common) {
-    std::vector<int32_t> lengths;
-    for (int64_t row = 0; row < rows_in_all; ++row)
-        lengths.push_back(static_cast<int32_t>(common * page_tokens + 1 + row * 37 % 150));
-    Paged made = make(c, lengths, rows_in_all);
-    for (int64_t row = 0; row < rows_in_all; ++row) {
-        const auto own = made.rows.pages.begin() + row * made.rows.most_pages;
-        const auto first = made.rows.pages.begin() + row / 3 * 3 * made.rows.most_pages;
-        std::copy(first, first + (row == 4 ? common / 2 : common), own);
-    }
-    return made;
-}
-
-/// The cache's keys and values as codes.
-KvCache coded_on_gpu(const Paged& paged, const Case& c) {
-    Context ctx(at::kCUDA);
-    const at::Tensor rows = at::cat({paged.k_CN, paged.v_CN}, 1).to(at::kCUDA);
-    const auto bytes = at::TensorOptions(at::kByte).device(at::kCUDA);
-    const int64_t places = rows.size(0);
-    const KvCache cache{at::zeros(rows.sizes(), bytes),
-                        at::zeros({places / page_tokens, 2 * c.kv_heads, page_tokens}, bytes)};
-    write_kv(ctx, rows, at::arange(places, at::kInt).to(at::kCUDA), c.head_dim, cache);
-    return cache;
-}
-
-TEST_F(PagedAttentionGpu, PagesInCommonGiveTheBitsOfPagesReadForEach) {
-    for (const auto& [heads, kv_heads] :
-         std::vector<std::pair<int64_t, int64_t>>{{4, 4}, {9, 3}, {8, 2}, {14, 2}, {16, 2}, {16, 1}}) {
-        for (const int64_t head_dim : {64, 128}) {
-            for (const auto& [type, sinks] : std::vector<std::pair<at::ScalarType, bool>>{
-                     {at::kBFloat16, false}, {at::kBFloat16, true}, {at::kHalf, false}}) {
-                for (const int64_t common : {1, 7, 8, 40}) {
-                    const Case c{heads, kv_heads, head_dim, 0, type, sinks};
-                    const Paged paged = make_groups(c, 10, common);
-                    const at::Tensor together = attend(at::kCUDA, c, paged, type);
-                    EXPECT_TRUE(at::equal(together, attend(at::kCUDA, c, paged, type, {}, true)))
-                        << heads << "/" << kv_heads << " heads of " << head_dim << ", " << common << " common pages";
-                    EXPECT_LT((together - attend(at::kCPU, c, paged, at::kFloat)).abs().max().item<double>(), 3e-2);
-                    if (type == at::kHalf) continue;
-                    const KvCache codes = coded_on_gpu(paged, c);
-                    EXPECT_TRUE(at::equal(attend(at::kCUDA, c, paged, type, codes),
-                                          attend(at::kCUDA, c, paged, type, codes, true)));
-                }
-            }
-        }
-    }
 }
 
 /// Codes on the GPU are the CPU's, and attention makes of them what it makes of a cache of their values in 16 bit.

@@ -108,27 +108,6 @@ TEST(KvCache, AttentionOverCodesIsThatOverWhatTheyStandFor) {
     }
 }
 
-/// Two rows of 100 keys have three whole pages each.
-TEST(KvCache, RowsThatShareAQuarterOfTheirPagesAreSaidToShare) {
-    Context ctx(at::kCPU);
-    const auto shares = [&](const std::vector<int32_t>& second, int32_t length = 100) {
-        PagedRows paged;
-        paged.q_offsets = {0, 1, 2};
-        paged.lengths = {length, length};
-        paged.pages = {0, 1, 2, 3};
-        paged.pages.insert(paged.pages.end(), second.begin(), second.end());
-        paged.most_pages = 4;
-        paged.decoding = 2;
-        place_rows(ctx, paged);
-        return paged.shares_pages;
-    };
-    EXPECT_TRUE(shares({0, 1, 2, 7}));
-    EXPECT_TRUE(shares({0, 1, 6, 7}));
-    EXPECT_FALSE(shares({0, 5, 6, 7}));
-    EXPECT_FALSE(shares({4, 1, 2, 3})) << "pages in common behind others are no prefix";
-    EXPECT_FALSE(shares({0, 1, 2, 7}, 31)) << "no page is whole";
-}
-
 /// Each row of queries sees its keys in pages as whole attention does with the same sinks.
 TEST(KvCache, PagedAttentionWithSinksIsThatOverTheSameKeys) {
     Context ctx(at::kCPU);

@@ -22,9 +22,6 @@ struct PagedRows {
     // What place_rows() makes of these for rows that the general form serves: on CUDA those behind `decoding`.
     std::vector<Segments> segments;  ///< one a row
     std::vector<at::Tensor> keys;    ///< int32: the rows of the cache; undefined where they follow each other
-    /// And of the decoding ones: a quarter or more of their whole pages are those of the row before. Such pages are
-    /// read once for several rows, and no result changes.
-    bool shares_pages = false;
     int64_t count() const { return static_cast<int64_t>(lengths.size()); }
     int64_t tokens() const { return q_offsets.empty() ? 0 : q_offsets.back(); }
 };
@@ -32,8 +29,7 @@ struct PagedRows {
 /// Bytes of ctx.workspace that paged_attention takes for up to `rows` decoding rows of up to `context` keys.
 int64_t paged_attention_workspace(const AttentionShape& shape, at::Device device, int64_t rows, int64_t context);
 
-/// For decoding rows the work that is issued depends on their number, shares_pages and this alone: a bound of their
-/// lengths.
+/// For decoding rows the work that is issued depends on their number and this alone: a bound of their lengths.
 int64_t planned_length(const PagedRows& rows);
 
 /// Before the first layer of a pass: fills what follows from the host's vectors. CheckError where they do not fit each
