@@ -132,10 +132,13 @@ PassesPlan plan_passes(const config::LoadedConfig& loaded, const OpenedModel& op
     }
     model::LoadRequest request = placement::make_request(loaded, opened.file->spec, recipe);
     const spec::ModelSpec& spec = opened.file->spec;
-    placement::fit_to(
-        request, spec,
-        {.tokens = tokens, .segments = segments, .longest = tokens, .labels = head_rows, .patches = patches,
-         .image_tokens = patches > 0 ? tokens : 0});
+    placement::fit_to(request, spec,
+                      {.tokens = tokens,
+                       .segments = segments,
+                       .longest = tokens,
+                       .labels = head_rows,
+                       .patches = patches,
+                       .image_tokens = patches > 0 ? tokens : 0});
     if (cache.in_8_bit && !ops::codes_keys(device, request.dtype, spec.num_heads, spec.num_kv_heads, spec.head_dim))
         throw Error("device.unsupported",
                     cat("--kv_cache_dtype fp8: this GPU's kernels read codes in bfloat16, of heads of 64 or 128 of "

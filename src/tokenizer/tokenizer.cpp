@@ -286,7 +286,10 @@ std::vector<std::filesystem::path> Tokenizer::files_in(const std::filesystem::pa
                                          "tokenizer.model",
                                          "generation_config.json",
                                          "chat_template.jinja",
-                                         "chat_template.json"};
+                                         "chat_template.json",
+                                         "processor_config.json",  // of models that see images
+                                         "preprocessor_config.json",
+                                         "video_preprocessor_config.json"};
     std::vector<std::filesystem::path> found;
     for (const char* name : names) {
         if (std::filesystem::is_regular_file(folder / name)) found.push_back(folder / name);

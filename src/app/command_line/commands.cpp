@@ -58,7 +58,7 @@ const ConfigUse of_data = {
      "data", "training.objective", "training.seed", "training.per_device_train_batch_size",
      "training.gradient_accumulation_steps", "training.num_train_epochs", "training.max_steps",
      "training.max_tokens_per_batch", "preference.rpo_alpha", "preference.max_prompt_length",
-                            "preference.truncation_mode", "logging.level"},
+     "preference.truncation_mode", "logging.level"},
     {}};
 const ConfigUse of_augment = {
     {"data.train_file", "data.train_split", "data.val_size", "data.format", "data.columns", "data.text_unit",
