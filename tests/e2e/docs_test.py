@@ -34,6 +34,7 @@ WITHOUT_COMMANDS = {
     "docs/how-to/adapter-variants.md",
     "docs/how-to/bad-steps.md",
     "docs/how-to/hugging-face.md",
+    "docs/how-to/images.md",
     "docs/how-to/serve.md",
     "docs/how-to/migrate/fsdp-and-deepspeed.md",
     "docs/how-to/migrate/reinforcement-learning.md",
