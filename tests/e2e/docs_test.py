@@ -173,6 +173,7 @@ class Pages(EndToEnd):
         if page == "docs/how-to/migrate/README.md":
             ((_, text),) = saved_files("docs/how-to/migrate/axolotl.md")
             (place / "theirs.yaml").write_text(text)
+            (place / "run.json").unlink()  # import-config replaces no file
         if "--out out/merged" in (SOURCE / page).read_text():
             shutil.rmtree(place / "out" / "merged")
         ran = 0
