@@ -202,6 +202,7 @@ TEST(Cache, KeysDependOnEveryOptionThatChangesExamplesAndOnNoOther) {
           config::Json::array({source, source})}},
         {"data.eval_file", {setting.rows, setting.others}},
         {"data.eval_files", {{{"one", setting.rows}}, {{"one", setting.rows}, {"two", setting.others}}}},
+        {"data.image_root", {setting.other_model}},
         {"model.special_tokens", {{{"eos_token", "a"}}, {{"eos_token", "b"}}}},
         {"data.columns", {{{"text", "t"}}, {{"text", "u"}}}},
         {"data.template", {"chatml", "zephyr"}},
