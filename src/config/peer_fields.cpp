@@ -110,6 +110,8 @@ void add_data_fields(PeerRows& rows) {
         .only({"dataset_text_field"}, {nullptr, "", "text"}, "data.columns names columns: {\"text\": \"content\"}")
         .only({"dataset_kwargs"}, off, "section data has the options of reading rows")
         .only({"eos_token"}, off, "model.special_tokens names another: {\"eos_token\": …}")
+        .only({"truncation_mode"}, {nullptr, "keep_start"},
+              "of rows longer than model.max_seq_length the start is kept; preference.truncation_mode is for prompts")
         .only({"packing_strategy"}, {nullptr, "bfd", "ffd"}, "packing puts whole rows together and cuts none apart")
         .only({"data_seed"}, off, "training.seed draws the order of rows too")
         .only({"model_init_kwargs"}, off, "section model has the options of loading");

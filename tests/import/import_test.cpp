@@ -70,7 +70,7 @@ bool leaves_a_trace(import::PeerProgram program, const Json& with, const Json& w
 const std::set<std::string> silent = {
     // asked for with the field that they serve, or the same as is done anyway
     "dataset_train_split", "dataset_test_split", "mix_strategy", "quantization_method",
-    "preprocess_shards",   "trust_remote_code",  "ds_type"};
+    "preprocess_shards",   "trust_remote_code",  "ds_type",      "hub_private_repo"};
 
 bool names(const import::ImportedConfig& imported, const std::string& key) {
     for (const auto* lines : {&imported.notes, &imported.losses, &imported.aside})

@@ -68,7 +68,7 @@ void declare_upload(OptionSet& options, TrainingOptions& training) {
         .add("hub_private_repo", training.hub_private_repo,
              "Create the repository as a private one. One that exists stays as it is.")
         .synonym(nullptr, true)
-        .only_with("training.push_to_hub")
+        .unused_with("training.push_to_hub", {false})
         .on_resume(OnResume::mutable_);
 }
 
