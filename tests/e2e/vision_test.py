@@ -79,7 +79,7 @@ class Vision(EndToEnd):
             "option.unsupported", ["eval_metric", "images"], "train", *arguments, "--data.eval_file", rows,
             "--eval_steps", 1, "--eval_metric", "exact_match",
         )  # fmt: skip
-        self.fail_with("option.unknown", "lora.vision", "train", *arguments, "--lora.vision", "true")
+        self.fail_with("option.unsupported", "lora.vision", "train", *arguments, "--lora.vision", "true")
         self.fail_with(
             "image.text-model", "image", "train", *self.train_arguments(LEGAL_BASE, rows, "--data.template", "chatml")
         )
