@@ -56,7 +56,7 @@ class ImageTaker {
         for (const char* column : image_columns) {
             const auto found = row.find(column);
             if (found == row.end()) continue;
-            if (says_something(row, column)) collect(*found, column);
+            if (says_something(row, column)) collect(*found);
             row.erase(column);
         }
     }
@@ -91,14 +91,13 @@ class ImageTaker {
     }
 
   private:
-    void collect(Json& value, const std::string& column) {
+    void collect(Json& value) {
         if (value.is_string() && value.get_ref<const std::string&>().starts_with('[')) {  // a table's cell
             Json parsed = tokenizer::try_parse_ordered(value.get_ref<const std::string&>());
             if (parsed.is_array()) value = std::move(parsed);
         }
         if (!value.is_array()) return given_.push_back(std::move(value));
         for (Json& one : value) given_.push_back(std::move(one));
-        (void)column;
     }
 
     void add_place(Json* part, const std::string& where, Json& parts) {

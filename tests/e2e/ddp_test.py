@@ -224,7 +224,8 @@ class Distributed(Ranks):
         code, err = self.launch(
             3, self.arguments("three", 2, 2, "--resume_from_checkpoint", self.folder / "two" / "checkpoint-3")
         )
-        self.assertEqual(code, USAGE, err)
+        self.assertIn(code, (USAGE, RUNTIME), err)  # a rank may hear of another's refusal before it has its own
+        self.assertIn("error[checkpoint.other-options]", err)
         self.assertIn("divide it", err)
 
     def test_a_restart_goes_on_from_the_newest_checkpoint(self):
