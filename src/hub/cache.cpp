@@ -47,6 +47,10 @@ bool environment_says(const char* name) {
     return value == "1" || value == "on" || value == "yes" || value == "true";
 }
 
+bool is_offline() {
+    return environment_says("HF_HUB_OFFLINE") || environment_says("TRANSFORMERS_OFFLINE");
+}
+
 std::vector<std::string> names_of(const Tree& tree) {
     std::vector<std::string> names;
     for (const auto& [name, file] : tree) names.push_back(name);

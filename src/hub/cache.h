@@ -68,5 +68,7 @@ class CachedRepository {
 std::optional<std::string> environment(const char* name);
 /// 1, on, yes or true.
 bool environment_says(const char* name);
+/// Whether HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE says that the hub is not asked.
+bool is_offline();
 
 }  // namespace unsloth::hub

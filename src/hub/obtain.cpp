@@ -6,10 +6,10 @@
 
 #include "hub/cache.h"
 #include "hub/downloader.h"
+#include "hub/library.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/log.h"
 #include "unsloth/core/path_advice.h"
-#include "unsloth/core/shared_library.h"
 
 namespace unsloth::hub {
 namespace {
@@ -56,15 +56,8 @@ bool is_new(const fs::path& folder) {
 }
 
 Downloader& downloader() {
-    static SharedLibrary library("libunsloth_hub.so");
-    static const std::unique_ptr<Downloader> made = [] {
-        decltype(&unsloth_create_downloader) create = nullptr;
-        library.find(create, "unsloth_create_downloader");
-        if (create == nullptr)
-            throw Error("library.cannot-load", cat("the library that downloads cannot be opened: ", library.missing()),
-                        "It lies beside the executable; scripts/build.sh makes both.");
-        return std::unique_ptr<Downloader>(create());
-    }();
+    static const std::unique_ptr<Downloader> made(
+        library_function<decltype(unsloth_create_downloader)>("unsloth_create_downloader", "downloads")());
     return *made;
 }
 
@@ -104,8 +97,7 @@ fs::path obtain(const Request& request) {
         if (const auto part = part_of(request, cache, why)) return *part;
         throw not_here(request, cache, why);
     };
-    if (environment_says("HF_HUB_OFFLINE") || environment_says("TRANSFORMERS_OFFLINE"))
-        return otherwise("HF_HUB_OFFLINE is set");
+    if (is_offline()) return otherwise("HF_HUB_OFFLINE is set");
     const FileLock lock =
         CachedRepository(cache, request.repository).lock("unsloth-train", cat("downloads ", request.repository.id));
     if (lock.failure() != 0)

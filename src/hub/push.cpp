@@ -4,24 +4,17 @@
 
 #include "hub/cache.h"
 #include "hub/downloader.h"
+#include "hub/library.h"
 #include "hub/uploader.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/log.h"
-#include "unsloth/core/shared_library.h"
 
 namespace unsloth::hub {
 namespace {
 
 Uploader& uploader() {
-    static SharedLibrary library("libunsloth_hub.so");
-    static const std::unique_ptr<Uploader> made = [] {
-        decltype(&unsloth_create_uploader) create = nullptr;
-        library.find(create, "unsloth_create_uploader");
-        if (create == nullptr)
-            throw Error("library.cannot-load", cat("the library that uploads cannot be opened: ", library.missing()),
-                        "It is in the executable's folder; scripts/build.sh makes both.");
-        return std::unique_ptr<Uploader>(create());
-    }();
+    static const std::unique_ptr<Uploader> made(
+        library_function<decltype(unsloth_create_uploader)>("unsloth_create_uploader", "uploads")());
     return *made;
 }
 
@@ -34,7 +27,7 @@ void require_name(const std::string& name) {
 }
 
 void require_online() {
-    if (environment_says("HF_HUB_OFFLINE") || environment_says("TRANSFORMERS_OFFLINE"))
+    if (is_offline())
         throw Error("hub.bad-setting", "HF_HUB_OFFLINE is set, and an upload needs the hub",
                     "Unset it, or train without training.push_to_hub and run `unsloth-train push` where there is a "
                     "network.");

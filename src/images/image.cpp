@@ -23,8 +23,13 @@ struct CodecLibrary {
     decltype(&unsloth_image_decode) decode = nullptr;
 };
 
-const CodecLibrary& library() {
+const CodecLibrary& maybe_library() {
     static const CodecLibrary opened;
+    return opened;
+}
+
+const CodecLibrary& library() {
+    const CodecLibrary& opened = maybe_library();
     if (!opened.file.missing().empty())
         throw Error("image.no-reader", cat("the library that reads images cannot be opened: ", opened.file.missing()),
                     "It is built where libjpeg-turbo, libpng and libwebp are installed: run scripts/setup.sh and build "
@@ -117,7 +122,7 @@ Image decode(std::span<const std::byte> file) {
 }
 
 std::string decoder_version() {
-    static const CodecLibrary opened;
+    const CodecLibrary& opened = maybe_library();
     return opened.file.missing().empty() ? opened.version() : "";
 }
 
