@@ -4,8 +4,10 @@
 #include <chrono>
 #include <numeric>
 
+#include "unsloth/core/error.h"
 #include "unsloth/core/philox.h"
 #include "unsloth/data/context_slice.h"
+#include "unsloth/data/vision.h"
 #include "unsloth/placement/loading.h"
 #include "unsloth/placement/memory_use.h"
 #include "unsloth/placement/recipe.h"
@@ -27,10 +29,50 @@ train::StepSettings settings_of(const config::Config& config, comm::Group* group
             .bucket_bytes = placement::bucket_bytes(config, group)};
 }
 
+/// Puts the images at the row's beginning. Their tokens are no targets, as in a run.
+void add_images(data::Sample& sample, const spec::VisionSpec& spec, const RowImages& images) {
+    const int64_t tokens = spec.tokens_of(images.patches(spec));
+    const int32_t grid = images.grid(spec);
+    const auto bytes = static_cast<std::size_t>(images.patches(spec) * spec.patch_bytes());
+    for (int64_t i = 0; i < images.count; ++i) {
+        const int64_t first = i * tokens;
+        std::fill_n(sample.ids.begin() + first, tokens, spec.image_token);
+        std::fill_n(sample.labels.begin() + first, tokens, data::ignore_label);
+        std::vector<uint8_t> pixels(bytes);
+        for (std::size_t at = 0; at < bytes; ++at)
+            pixels[at] = static_cast<uint8_t>(philox4x32(1, 3, static_cast<uint32_t>(at), static_cast<uint32_t>(i),
+                                                         static_cast<uint32_t>(sample.row), 0)
+                                                  .w[0]);
+        sample.images.push_back(
+            {static_cast<int32_t>(first), grid, grid, std::make_shared<const std::vector<uint8_t>>(std::move(pixels))});
+    }
+    data::VisionRows rows;
+    rows.processor.merge = static_cast<int32_t>(spec.merge);
+    sample.axes = data::axes_of(sample, rows);
+}
+
+/// Image tokens of each row.
+int64_t image_tokens(const spec::ModelSpec& spec, const std::vector<int64_t>& lengths, const RowImages& images) {
+    if (images.count == 0) return 0;
+    if (!spec.vision) throw Error("model.unsupported", "--images: this model reads text alone");
+    const int64_t tokens = images.count * spec.vision->tokens_of(images.patches(*spec.vision)),
+                  shortest = *std::min_element(lengths.begin(), lengths.end());
+    if (tokens >= shortest)
+        throw Error("option.out-of-range",
+                    cat("--images ", images.count, ": they are ", tokens, " tokens of a row's ", shortest),
+                    "Give fewer, a smaller --image_size, or a larger --seq.");
+    return tokens;
+}
+
 }  // namespace
 
+int32_t RowImages::grid(const spec::VisionSpec& spec) const {
+    const int64_t token = spec.patch_size * spec.merge;
+    return static_cast<int32_t>(std::max<int64_t>(1, (pixels + token / 2) / token) * spec.merge);
+}
+
 data::StepBatch random_step(const spec::ModelSpec& spec, const std::vector<int64_t>& lengths, uint32_t rank,
-                            int64_t ranks, int64_t micro_batches) {
+                            int64_t ranks, int64_t micro_batches, const RowImages& images) {
     const std::size_t rows = lengths.size();
     std::vector<data::Sample> samples(rows * static_cast<std::size_t>(micro_batches));
     for (std::size_t row = 0; row < samples.size(); ++row) {
@@ -42,6 +84,7 @@ data::StepBatch random_step(const spec::ModelSpec& spec, const std::vector<int64
         }
         sample.labels = sample.ids;
         sample.row = static_cast<int64_t>(row);
+        if (images.count > 0) add_images(sample, spec.vision.value(), images);
     }
     data::StepBatch result;
     for (std::size_t first = 0; first < samples.size(); first += rows) {
@@ -53,7 +96,7 @@ data::StepBatch random_step(const spec::ModelSpec& spec, const std::vector<int64
 }
 
 BenchedModel::BenchedModel(const config::LoadedConfig& loaded, at::Device device, const std::vector<int64_t>& lengths,
-                           comm::Group* group, int64_t micro_batches, const comm::Mesh* mesh)
+                           comm::Group* group, int64_t micro_batches, const comm::Mesh* mesh, const RowImages& images)
     : opened_(session::open_model(loaded.config)) {
     model::LoadRequest load = placement::make_request(loaded, opened_.file->spec,
                                                       {.work = placement::Work::bench,
@@ -61,11 +104,14 @@ BenchedModel::BenchedModel(const config::LoadedConfig& loaded, at::Device device
                                                        .held = placement::held_memory(*opened_.file, device),
                                                        .ranks = placement::ranks_of(group, mesh)});
     const int64_t tokens = std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
+    const int64_t of_images = static_cast<int64_t>(lengths.size()) * image_tokens(spec(), lengths, images);
     placement::fit_to(load, opened_.file->spec,
                       data::slice_limits({.tokens = tokens,
                                           .segments = static_cast<int64_t>(lengths.size()),
                                           .longest = *std::max_element(lengths.begin(), lengths.end()),
-                                          .labels = tokens},
+                                          .labels = tokens,
+                                          .patches = of_images > 0 ? images.patches(*spec().vision) : 0,
+                                          .image_tokens = of_images},
                                          load.cp.place()));
     plan_ = std::make_unique<model::ModelPlan>(opened_.file, load);
     if (mesh != nullptr && mesh->pp() != nullptr) {
@@ -80,7 +126,7 @@ BenchedModel::BenchedModel(const config::LoadedConfig& loaded, at::Device device
 }
 
 StepTimer::StepTimer(BenchedModel& benched, const config::Config& config, const std::vector<int64_t>& lengths,
-                     comm::Group* group, int64_t micro_batches, const comm::Mesh* mesh)
+                     comm::Group* group, int64_t micro_batches, const comm::Mesh* mesh, const RowImages& images)
     : model_(benched.model()),
       learning_rate_(config.training.learning_rate.value_or(config::TrainingOptions().learning_rate.value())),
       batch_(random_step(benched.spec(), lengths,
@@ -90,7 +136,7 @@ StepTimer::StepTimer(BenchedModel& benched, const config::Config& config, const 
                          mesh    ? mesh->shape().dp
                          : group ? group->size()
                                  : 1,
-                         micro_batches)),
+                         micro_batches, images)),
       stepper_(benched.ctx(), benched.model(), settings_of(config, group)) {
     for (data::Batch& micro : batch_.micro) {
         micro = data::slice(micro, benched.request().cp.place());

@@ -9,12 +9,23 @@
 
 namespace unsloth::bench {
 
+/// Square images of random pixels that each row begins with.
+struct RowImages {
+    int64_t count = 0;
+    int64_t pixels = 0;  ///< of a side
+
+    int32_t grid(const spec::VisionSpec& spec) const;  ///< patches of a side: of the nearest whole number of tokens
+    int64_t patches(const spec::VisionSpec& spec) const { return int64_t{grid(spec)} * grid(spec); }
+};
+
 /// A model that is ready to train on micro-batches of rows of these lengths, as a run would plan and load it.
 class BenchedModel {
   public:
-    /// With a group its ranks load together, as those of a run do; `mesh`: of them, those that share a model.
+    /// With a group its ranks load together, as those of a run do; `mesh`: of them, those that share a model. Input
+    /// Error for images in a model that sees none, and in rows that are no longer than their images.
     BenchedModel(const config::LoadedConfig& loaded, at::Device device, const std::vector<int64_t>& lengths,
-                 comm::Group* group = nullptr, int64_t micro_batches = 1, const comm::Mesh* mesh = nullptr);
+                 comm::Group* group = nullptr, int64_t micro_batches = 1, const comm::Mesh* mesh = nullptr,
+                 const RowImages& images = {});
 
     const spec::ModelSpec& spec() const { return opened_.file->spec; }
     const model::LoadRequest& request() const { return plan_->request(); }
@@ -31,7 +42,7 @@ class BenchedModel {
 
 /// A step of micro-batches of random rows of these lengths, a rank's own, whose labels count those of all ranks.
 data::StepBatch random_step(const spec::ModelSpec& spec, const std::vector<int64_t>& lengths, uint32_t rank,
-                            int64_t ranks, int64_t micro_batches = 1);
+                            int64_t ranks, int64_t micro_batches = 1, const RowImages& images = {});
 
 struct StepTimes {
     double ms = 0;  ///< mean of the measured steps
@@ -45,7 +56,8 @@ class StepTimer {
   public:
     /// With a group each data-parallel rank (by default: each rank) has rows of its own, and gradients are shared.
     StepTimer(BenchedModel& benched, const config::Config& config, const std::vector<int64_t>& lengths,
-              comm::Group* group = nullptr, int64_t micro_batches = 1, const comm::Mesh* mesh = nullptr);
+              comm::Group* group = nullptr, int64_t micro_batches = 1, const comm::Mesh* mesh = nullptr,
+              const RowImages& images = {});
     /// Whether the steps that follow share gradients, and a pipeline's stages their activations; at first they do where
     /// there is a group.
     void set_sharing(bool shares) {

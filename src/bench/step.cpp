@@ -155,7 +155,8 @@ engine_api::BenchResult bench_step(const config::LoadedConfig& loaded, const eng
     const at::Device device = ops::choose_device(loaded.config.hardware.device);
     const std::vector<int64_t> lengths = row_lengths(batch, seq, request.min_seq);
     const int64_t tokens = request.accumulate * std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
-    BenchedModel benched(loaded, device, lengths, nullptr, request.accumulate);
+    const RowImages images{request.images, request.image_size};
+    BenchedModel benched(loaded, device, lengths, nullptr, request.accumulate, nullptr, images);
     ops::Context& ctx = benched.ctx();
     const spec::ModelSpec& spec = benched.spec();
     const model::LoadRequest& load = benched.request();
@@ -165,7 +166,7 @@ engine_api::BenchResult bench_step(const config::LoadedConfig& loaded, const eng
                          : 0;
     const int64_t warmup = request.warmup_of(predicted_ms);
     say_what_comes(request, planner::describe_keep(load.run), warmup, predicted_ms);
-    StepTimer timer(benched, loaded.config, lengths, nullptr, request.accumulate);
+    StepTimer timer(benched, loaded.config, lengths, nullptr, request.accumulate, nullptr, images);
     timer.run(warmup);
     const auto disk_counts = [&] {
         const weights::LayerPrefetcher* const images = benched.model().parts().network.weight_provider->images();
@@ -184,46 +185,53 @@ engine_api::BenchResult bench_step(const config::LoadedConfig& loaded, const eng
                                       [](const spec::LayerPlan& layer) { return layer.cached; });
     const StepOperations operations = count_operations(spec, lengths, load.run);
     const auto rate = [&](bool fp8) { return fp8 ? rates.base : rates.compute; };
+    const int64_t patches = images.count > 0 ? images.patches(*spec.vision) : 0;
+    const double tower =
+        patches > 0 ? static_cast<double>(batch * images.count) * spec::vision_operations(*spec.vision, patches) : 0;
     const double floor_ms = 1000 * static_cast<double>(request.accumulate) *
                             (operations.forward / rate(forward_coded(load.coded)) + operations.dx / rates.base +
                              operations.head / 2 / rate(forward_coded(load.sizes.head_coded)) +
                              operations.head / 2 / rate(head_dx_codes(load.sizes.head_coded) != spec::Codes::none) +
-                             operations.attention / rates.compute);
+                             operations.attention / rates.compute + tower / rates.compute);
     const std::string places = placement::describe_places(plan);
     const char* const computes = any(load.coded) ? name_of(load.coded) : name_of(loaded.config.model.dtype);
     const auto gib = [](int64_t bytes) { return static_cast<double>(bytes) / (1 << 30); };
-    nlohmann::ordered_json result{{"bench", "step"},
-                                  {"device", memory::describe_device(device)},
-                                  {"model", loaded.config.model.path},
-                                  {"base", plan.base_description()},
-                                  {"dtype", name_of(loaded.config.model.dtype)},
-                                  {"r", load.lora ? load.lora->r : 0},
-                                  {"compute_dtype", computes},
-                                  {"batch", batch},
-                                  {"seq", seq},
-                                  {"min_seq", request.min_seq},
-                                  {"accumulate", request.accumulate},
-                                  {"in_flight", load.run.in_flight},
-                                  {"tokens", tokens},
-                                  {"gradient_checkpointing", planner::describe_keep(load.run)},
-                                  {"weight_cache", cached > 0 && device.is_cuda()},
-                                  {"cached_layers", device.is_cuda() ? cached : 0},
-                                  {"weights_at", places.empty() ? "the device" : places},
-                                  {"deterministic", loaded.config.training.deterministic},
-                                  {"resident_gib", gib(plan.resident().total_bytes())},
-                                  {"host_gib", gib(plan.host_bytes())},
-                                  {"steps", request.steps},
-                                  {"step_ms", ms},
-                                  {"predicted_step_ms", predicted_ms},
-                                  {"tokens_per_second", 1000.0 * static_cast<double>(tokens) / ms},
-                                  {"peak_gib", gib(peak)},
-                                  {"planned_gib", gib(plan.total_bytes())},
-                                  {"gemm_ceiling_tflops", rates.compute / 1e12},
-                                  {"base_gemm_ceiling_tflops", rates.base / 1e12},
-                                  {"floor_ms", floor_ms},
-                                  {"share_of_floor", floor_ms / ms},
-                                  {"loss", times.loss},
-                                  {"skipped", times.skipped}};
+    nlohmann::ordered_json result{
+        {"bench", "step"},
+        {"device", memory::describe_device(device)},
+        {"model", loaded.config.model.path},
+        {"base", plan.base_description()},
+        {"dtype", name_of(loaded.config.model.dtype)},
+        {"r", load.lora ? load.lora->r : 0},
+        {"compute_dtype", computes},
+        {"batch", batch},
+        {"seq", seq},
+        {"min_seq", request.min_seq},
+        {"accumulate", request.accumulate},
+        {"images", batch * images.count},
+        {"patches_each", patches},
+        {"tower_floor_ms", 1000 * static_cast<double>(request.accumulate) * tower / rates.compute},
+        {"in_flight", load.run.in_flight},
+        {"tokens", tokens},
+        {"gradient_checkpointing", planner::describe_keep(load.run)},
+        {"weight_cache", cached > 0 && device.is_cuda()},
+        {"cached_layers", device.is_cuda() ? cached : 0},
+        {"weights_at", places.empty() ? "the device" : places},
+        {"deterministic", loaded.config.training.deterministic},
+        {"resident_gib", gib(plan.resident().total_bytes())},
+        {"host_gib", gib(plan.host_bytes())},
+        {"steps", request.steps},
+        {"step_ms", ms},
+        {"predicted_step_ms", predicted_ms},
+        {"tokens_per_second", 1000.0 * static_cast<double>(tokens) / ms},
+        {"peak_gib", gib(peak)},
+        {"planned_gib", gib(plan.total_bytes())},
+        {"gemm_ceiling_tflops", rates.compute / 1e12},
+        {"base_gemm_ceiling_tflops", rates.base / 1e12},
+        {"floor_ms", floor_ms},
+        {"share_of_floor", floor_ms / ms},
+        {"loss", times.loss},
+        {"skipped", times.skipped}};
     add_disk_rates(benched.model(), {after.bytes - before.bytes, after.cached - before.cached},
                    ms * static_cast<double>(request.steps) / 1000, result);
     if (request.prints) std::cout << (request.json ? result.dump() : result.dump(2)) << std::endl;

@@ -25,6 +25,7 @@
 #include "unsloth/spec/dynamic_map.h"
 #include "unsloth/spec/quant4_host.h"
 #include "unsloth/spec/tensor_table.h"
+#include "unsloth/spec/vision_spec.h"
 
 namespace unsloth::formats {
 namespace {
@@ -117,6 +118,7 @@ class RandomModelWriter {
             rules_.back().shape = stored.shape;
             if (stored.rules.size() > 1 && quantised(rules_.back())) refuse_quantised_experts(model.spec);
         }
+        add_tower(model.spec);
         if (model.mxfp4 && std::ranges::none_of(rules_, [this](const auto& rule) { return in_mxfp4(rule); }))
             throw Error("model.unsupported", cat("a ", model.spec.model_type, " has no weights in MXFP4"),
                         "MXFP4 is for gpt-oss' experts.");
@@ -146,6 +148,25 @@ class RandomModelWriter {
     }
 
   private:
+    /// Named as the text part's tensors are: before transformers 4.52 no module held both parts.
+    void add_tower(const spec::ModelSpec& spec) {
+        if (!spec.vision) return;
+        const char* const module =
+            spec.stored_name("model.norm.weight").starts_with("model.language_model.") ? "model.visual." : "visual.";
+        for (const spec::VisionTensor& tensor : spec::vision_tensors(*spec.vision)) {
+            const bool norm =
+                tensor.name.find("norm") != std::string::npos || tensor.name.find("ln_q") != std::string::npos;
+            const bool matrix = tensor.shape.size() > 1, scales = norm && tensor.name.ends_with(".weight");
+            rules_.push_back({cat(module, tensor.name),
+                              matrix   ? spec::TensorRole::embed_tokens  // stays in 16 bit
+                              : scales ? spec::TensorRole::final_norm
+                                       : spec::TensorRole::bias,
+                              {-1},
+                              tensor.shape,
+                              matrix});
+        }
+    }
+
     bool quantised(const spec::TensorRule& rule) const { return model_.nf4 && rule.role == spec::TensorRole::linear; }
 
     /// Of all experts as one tensor, [E, K, N].

@@ -68,6 +68,22 @@ bool VisionSpec::attends_in_windows(int64_t layer) const {
     return window > 0 && std::ranges::find(unwindowed, layer) == unwindowed.end();
 }
 
+double vision_operations(const VisionSpec& spec, int64_t patches) {
+    double weights = 0;  // that each patch meets
+    for (const VisionTensor& tensor : vision_tensors(spec)) {
+        if (tensor.shape.size() < 2 || tensor.name == "pos_embed.weight") continue;
+        double size = 1;
+        for (const int64_t side : tensor.shape) size *= static_cast<double>(side);
+        const bool of_tokens = tensor.name.find("merger") != std::string::npos;
+        weights += of_tokens ? size / static_cast<double>(spec.merge * spec.merge) : size;
+    }
+    const int64_t in_window = spec.window * spec.merge * spec.window * spec.merge;
+    double keys = 0;  // of all layers
+    for (int64_t layer = 0; layer < spec.depth; ++layer)
+        keys += static_cast<double>(spec.attends_in_windows(layer) ? std::min(in_window, patches) : patches);
+    return 2 * static_cast<double>(patches) * (weights + 2 * keys * static_cast<double>(spec.hidden_size));
+}
+
 std::vector<VisionTensor> vision_tensors(const VisionSpec& spec) {
     return VisionTable(spec).all();
 }

@@ -3,10 +3,13 @@
 #include <cmath>
 
 #include "formats/model_support.h"
+#include "unsloth/core/files.h"
 #include "unsloth/core/parallel.h"
 #include "unsloth/formats/bnb4.h"
+#include "unsloth/formats/hf_config.h"
 #include "unsloth/formats/load_plan.h"
 #include "unsloth/formats/mxfp4.h"
+#include "unsloth/spec/vision_spec.h"
 
 namespace unsloth::formats {
 namespace {
@@ -96,6 +99,32 @@ TEST(RandomModel, NoTwoLayersAreAlike) {
         return std::string(reinterpret_cast<const char*>(data.data()), data.size());
     };
     EXPECT_NE(codes(0), codes(1));
+}
+
+/// Towers are written, too: under the names of either generation of checkpoints, norms 1, biases 0.
+TEST(RandomModel, HasItsTower) {
+    for (const std::string family : {"qwen2_5_vl", "qwen3_vl"}) {
+        SCOPED_TRACE(family);
+        const ScratchFolder folder;
+        RandomModel model;
+        model.original_config = read_file(golden("families/" + family + "/model/config.json"));
+        model.spec = parse_model_spec(model.original_config, family);
+        write_random_model(model, folder.path());
+        const WeightFile file = WeightFile::open(folder.path().string());
+        EXPECT_EQ(file.tensors.vision.size(), spec::vision_tensors(*file.spec.vision).size());
+        for (const TensorSource& source : file.tensors.vision) {
+            const TensorView& tensor = source.tensor();
+            std::vector<float> values(static_cast<std::size_t>(tensor.elements()));
+            spec::convert_to_f32(tensor.dtype, tensor.data.data(), tensor.elements(), values.data());
+            const std::string& name = source.rule.hf_name;
+            const bool norm = name.find("norm") != std::string::npos || name.find("ln_q") != std::string::npos;
+            const Moments found = moments(values);
+            if (tensor.shape.size() > 1)
+                EXPECT_NEAR(found.deviation, 0.02, 0.004) << name;
+            else
+                EXPECT_NEAR(found.mean, norm && name.ends_with(".weight") ? 1 : 0, 1e-6) << name;
+        }
+    }
 }
 
 }  // namespace

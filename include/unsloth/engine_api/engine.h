@@ -99,6 +99,8 @@ struct BenchRequest {
     NamedFolders adapters;     ///< of generate: rows have them in turn
     KvCacheDtype kv_cache_dtype = KvCacheDtype::automatic;  ///< of generate
     int64_t min_seq = 0;                                    ///< shortest row when they differ; 0: all have `seq` tokens
+    int64_t images = 0;                                     ///< of step: each row begins with so many
+    int64_t image_size = 672;                               ///< pixels of their sides
     int64_t accumulate = 1;                                 ///< micro-batches of `batch` rows in a step
     int64_t steps = 20;                                     ///< measured, after warmup_of() unmeasured ones
     int64_t warmup = -1;

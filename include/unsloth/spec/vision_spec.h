@@ -41,6 +41,10 @@ struct VisionSpec {
     bool attends_in_windows(int64_t layer) const;
 };
 
+/// Operations, multiply-adds times two, of a forward pass over an image of so many patches, all of them in whole
+/// windows.
+double vision_operations(const VisionSpec& spec, int64_t patches);
+
 /// A tensor of the tower: its name below the tower's module, and its shape.
 struct VisionTensor {
     std::string name;

@@ -47,6 +47,10 @@ void declare_bench(OptionSet& options, CommandLine& line) {
         .add("min_seq", bench.min_seq,
              "Rows of unequal length, from this to seq (the same ones in each run); 0: all of seq.")
         .at_least(0);
+    options.add("images", bench.images, "With step: images that each row begins with, for models that see some.")
+        .at_least(0)
+        .at_most(1e6);
+    options.add("image_size", bench.image_size, "Pixels of the images' sides.").at_least(1).at_most(1e5);
     options.add("accumulate", bench.accumulate, "With step: micro-batches per step.").at_least(1).at_most(1e6);
     options.add("steps", bench.steps, "Steps to measure.").at_least(1).at_most(1e9);
     options
