@@ -60,7 +60,7 @@ struct LoraProjection {
 /// card with clusters (sm_90 or later). Pure.
 bool lora_supports(const LoraProjection& p, int compute_major);
 LoraPlan lora_plan(const LoraProjection& p);
-/// Up to so many tokens a block makes a column of u for all of them.
+/// Up to so many tokens a block makes one value of u.
 inline constexpr int most_tokens_by_columns = 8;
 void lora_u(const LoraProjection& p, const LoraPlan& plan, cudaStream_t stream);
 

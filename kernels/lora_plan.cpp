@@ -60,7 +60,7 @@ LoraPlan lora_plan(const LoraProjection& p) {
                 .cluster = static_cast<int>(power_of_two_within(std::clamp<int64_t>(places / tiles, 1, most))),
                 .splits = 1};
     }
-    // Decoding: a column each, so that nothing waits for another block.
+    // Decoding: a value each, so that nothing waits for another block.
     if (p.tokens <= most_tokens_by_columns) return {.tile = 2, .cluster = 1, .splits = 1};
     // Few tokens: short tiles, and the reduction spread over as many blocks as a cluster holds.
     if (p.tokens <= 256) return {.tile = 0, .cluster = 8, .splits = 1};

@@ -5,7 +5,7 @@
 // A block brings stages of x [kRows, kDepth] and A [kColumns, kDepth] by cp.async, kStages - 1 ahead, and multiplies
 // them with mma.sync. x may be codes: then a stage is a block of int8's scales, which its sums are multiplied by, and
 // factors divide A. Ceiling: the bandwidth of memory, x being read once (A comes from the L2). Up to eight tokens have
-// a kernel of their own, whose ceiling is the time of a launch.
+// a kernel of their own, with a block for each value of u; its ceiling is the time of a launch.
 #include <type_traits>
 
 #include "kernels/code_pairs.cuh"
@@ -277,49 +277,48 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
 #endif
 }
 
-constexpr int column_threads = 256;
-
-/// A column of u for the few tokens of a decoding pass, by one block. It may start before the kernel ahead has ended:
-/// A's row is fetched into the L2 meanwhile.
-template <class T>
-__global__ void __launch_bounds__(column_threads) column_kernel(const __grid_constant__ ProjectParams p) {
+/// A column of u for one of the few tokens of a decoding pass, by one block. It may start before the kernel ahead has
+/// ended: A's row is fetched into the L2 meanwhile.
+template <class T, int kThreads>
+__global__ void __launch_bounds__(kThreads) column_kernel(const __grid_constant__ ProjectParams p) {
 #if __CUDA_ARCH__ >= 900
-    __shared__ float sums[column_threads / 32][most_tokens_by_columns];
-    const int column = static_cast<int>(blockIdx.x), thread = static_cast<int>(threadIdx.x);
+    __shared__ float sums[kThreads / 32];
+    const int column = static_cast<int>(blockIdx.x), token = static_cast<int>(blockIdx.y),
+              thread = static_cast<int>(threadIdx.x);
     const T* a = static_cast<const T*>(p.a) + column * p.a_stride;
-    for (int k = thread * 64; k < p.k; k += column_threads * 64) prefetch_l2(a + k);
+    for (int k = thread * 64; k < p.k; k += kThreads * 64) prefetch_l2(a + k);
     griddepcontrol_launch_dependents();
     griddepcontrol_wait();
-    uint32_t owners = 0;  // of the column, bit by token
-    for (int token = 0; token < p.tokens; ++token) owners |= p.owns(token, column) ? 1U << token : 0U;
-    float sum[most_tokens_by_columns] = {};
+    const T* x = static_cast<const T*>(p.x) + token * p.x_stride;
+    float sum = 0.0F;
 #pragma unroll 4
-    for (int k = owners != 0 ? thread * 8 : p.k; k < p.k; k += column_threads * 8) {
-        const Pack<T, 8> factor = load_pack<8>(a + k);
+    for (int k = p.owns(token, column) ? thread * 8 : p.k; k < p.k; k += kThreads * 8) {
+        const Pack<T, 8> factor = load_pack<8>(a + k), value = load_pack<8>(x + k);
 #pragma unroll
-        for (int token = 0; token < most_tokens_by_columns; ++token) {
-            if (token >= p.tokens) break;
-            if ((owners >> token & 1U) == 0) continue;
-            const Pack<T, 8> x = load_pack<8>(static_cast<const T*>(p.x) + token * p.x_stride + k);
-#pragma unroll
-            for (int i = 0; i < 8; ++i) sum[token] += to_float(x.v[i]) * to_float(factor.v[i]);
-        }
+        for (int i = 0; i < 8; ++i) sum += to_float(value.v[i]) * to_float(factor.v[i]);
     }
-#pragma unroll
-    for (int token = 0; token < most_tokens_by_columns; ++token) {
-        if (token >= p.tokens) break;
-        const float of_warp = group_sum(sum[token]);
-        if (thread % 32 == 0) sums[thread / 32][token] = of_warp;
-    }
+    sum = group_sum(sum);
+    if (thread % 32 == 0) sums[thread / 32] = sum;
     __syncthreads();
-    if (thread >= p.tokens) return;
+    if (thread != 0) return;
     float total = 0.0F;
-    for (int warp = 0; warp < column_threads / 32; ++warp) total += sums[warp][thread];
-    static_cast<T*>(p.out)[thread * p.out_stride + column] = from_float<T>(total);
-    if (p.copy != nullptr) static_cast<T*>(p.copy)[thread * p.copy_stride + column] = from_float<T>(total);
+#pragma unroll
+    for (int warp = 0; warp < kThreads / 32; ++warp) total += sums[warp];
+    static_cast<T*>(p.out)[token * p.out_stride + column] = from_float<T>(total);
+    if (p.copy != nullptr) static_cast<T*>(p.copy)[token * p.copy_stride + column] = from_float<T>(total);
 #else
     __trap();  // as project_kernel
 #endif
+}
+
+template <class T, int kThreads>
+void run_by_columns(const ProjectParams& p, cudaStream_t stream) {
+    launch_kernel(&column_kernel<T, kThreads>,
+                  {.grid = dim3(static_cast<unsigned>(p.r), static_cast<unsigned>(p.tokens)),
+                   .threads = kThreads,
+                   .stream = stream,
+                   .after_previous = true},
+                  p);
 }
 
 template <class T, class X, class Tile, int kColumns>
@@ -354,12 +353,7 @@ void run_columns(const ProjectParams& p, int tile, cudaStream_t stream) {
 template <class T, class X = T>
 void run(const ProjectParams& p, int tile, cudaStream_t stream) {
     if (!is_codes<X> && tile == 2)
-        return launch_kernel(&column_kernel<T>,
-                             {.grid = dim3(static_cast<unsigned>(p.r)),
-                              .threads = column_threads,
-                              .stream = stream,
-                              .after_previous = true},
-                             p);
+        return p.k <= 8192 ? run_by_columns<T, 256>(p, stream) : run_by_columns<T, 512>(p, stream);
     if (p.r <= 16) return run_columns<T, X, 16>(p, tile, stream);
     if (p.r <= 32) return run_columns<T, X, 32>(p, tile, stream);
     if (p.r <= 48 || (p.r > 64 && p.r <= 96)) return run_columns<T, X, 48>(p, tile, stream);
