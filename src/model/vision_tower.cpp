@@ -3,7 +3,7 @@
 #include "unsloth/model/vision_tower.h"
 
 #include <cmath>
-#include <cstring>
+#include <span>
 
 #include "model/copy_values.h"
 #include "unsloth/ops/gemm.h"
@@ -27,22 +27,67 @@ at::Tensor heads_of(const at::Tensor& x_PN, int64_t begin, int64_t heads, int64_
     return x_PN.narrow(1, begin, heads * d).unflatten(1, {heads, d});
 }
 
-/// One image's way through the tower.
+using Images = std::span<const data::Image>;
+
+/// Some images' patches, one image after another.
+struct Patches {
+    int64_t count = 0;
+    spec::PatchOrder order;  ///< of all: tokens are numbers among those of all images. Without Patches::patches
+    spec::PatchPositions learned;
+    std::vector<int32_t> images = {0};  ///< offsets of the images' patches, from 0 to count
+    std::vector<uint8_t> pixels;
+
+    Patches(const spec::VisionSpec& spec, Images from) {
+        order.windows = {0};
+        for (const data::Image& image : from) add(spec, image);
+    }
+
+  private:
+    void add(const spec::VisionSpec& spec, const data::Image& image) {
+        const spec::PatchOrder own = spec::patch_order(spec, image.grid_h, image.grid_w);
+        const auto before = static_cast<int32_t>(count), tokens = static_cast<int32_t>(order.tokens.size());
+        const auto append = [](auto& to, const auto& more) { to.insert(to.end(), more.begin(), more.end()); };
+        add_pixels(spec, image, own);
+        append(order.rows, own.rows);
+        append(order.columns, own.columns);
+        for (const int32_t token : own.tokens) order.tokens.push_back(tokens + token);
+        for (std::size_t i = 1; i < own.windows.size(); ++i) order.windows.push_back(before + own.windows[i]);
+        if (spec.position_side > 0) {
+            const spec::PatchPositions positions = spec::patch_positions(spec, own, image.grid_h, image.grid_w);
+            append(learned.index, positions.index);
+            append(learned.share, positions.share);
+        }
+        count += image.patches();
+        images.push_back(static_cast<int32_t>(count));
+    }
+    void add_pixels(const spec::VisionSpec& spec, const data::Image& image, const spec::PatchOrder& own) {
+        const auto bytes = static_cast<std::size_t>(spec.patch_bytes());
+        UNSLOTH_CHECK(image.pixels && image.pixels->size() == static_cast<std::size_t>(image.patches()) * bytes,
+                      "an image of ", image.grid_h, " x ", image.grid_w, " patches has ",
+                      image.pixels ? image.pixels->size() : 0, " bytes");
+        for (const int32_t patch : own.patches) {
+            const uint8_t* const first = image.pixels->data() + static_cast<std::size_t>(patch) * bytes;
+            pixels.insert(pixels.end(), first, first + bytes);
+        }
+    }
+};
+
+/// The way of some images through the tower.
 class Sight {
   public:
     Sight(ops::Context& ctx, const spec::VisionSpec& spec, const weights::VisionWeights& w, const VisionBuffers& b,
-          const data::Image& image)
+          Images images)
         : ctx_(ctx),
           spec_(spec),
           w_(w),
           b_(b),
-          order_(spec::patch_order(spec, image.grid_h, image.grid_w)),
-          patches_(image.patches()),
+          of_(spec, images),
+          patches_(of_.count),
           x_PC_(matrix_of(b.x, patches_, spec.hidden_size)) {
-        embed_patches(image);
+        embed_patches();
     }
 
-    /// Features of the image's tokens [feature, feature + N) of the micro-batch.
+    /// Features of the images' tokens [feature, feature + N) of the micro-batch.
     void pass(int64_t feature) {
         const int64_t tokens = spec_.tokens_of(patches_);
         for (int64_t layer = 0; layer < spec_.depth; ++layer) {
@@ -56,31 +101,23 @@ class Sight {
 
   private:
     /// Pixels in the tower's order become the first values; and what follows from where patches lie.
-    void embed_patches(const data::Image& image) {
-        const auto bytes = static_cast<std::size_t>(spec_.patch_bytes());
-        UNSLOTH_CHECK(image.pixels && image.pixels->size() == static_cast<std::size_t>(patches_) * bytes,
-                      "an image of ", image.grid_h, " x ", image.grid_w, " patches has ",
-                      image.pixels ? image.pixels->size() : 0, " bytes");
-        std::vector<uint8_t> pixels(image.pixels->size());
+    void embed_patches() {
         std::vector<int32_t> places;
-        for (std::size_t i = 0; i < order_.patches.size(); ++i) {
-            std::memcpy(pixels.data() + i * bytes,
-                        image.pixels->data() + static_cast<std::size_t>(order_.patches[i]) * bytes, bytes);
-            places.push_back(order_.rows[i]);
-            places.push_back(order_.columns[i]);
+        for (std::size_t i = 0; i < of_.order.rows.size(); ++i) {
+            places.push_back(of_.order.rows[i]);
+            places.push_back(of_.order.columns[i]);
         }
-        copy_values(pixels, b_.bytes);
+        copy_values(of_.pixels, b_.bytes);
         copy_values(places, b_.positions);
-        copy_values(order_.tokens, b_.tokens);
+        copy_values(of_.order.tokens, b_.tokens);
         const int64_t values = spec::VisionSpec::frames * spec_.patch_bytes(), pairs = spec_.head_dim() / 2;
         const at::Tensor values_PK = matrix_of(b_.wide, patches_, values);
         ops::patch_values(ctx_, matrix_of(b_.bytes, patches_, spec_.patch_bytes()), w_.value_CB,
                           spec::VisionSpec::frames, values_PK);
         multiply({w_.patch_CK, w_.patch_bias_C}, values_PK, x_PC_);
         if (spec_.position_side > 0) {
-            const spec::PatchPositions learned = spec::patch_positions(spec_, order_, image.grid_h, image.grid_w);
-            copy_values(learned.index, b_.index);
-            copy_values(learned.share, b_.share);
+            copy_values(of_.learned.index, b_.index);
+            copy_values(of_.learned.share, b_.share);
             ops::add_interpolated(ctx_, w_.positions_NC, matrix_of(b_.index, patches_, 4),
                                   matrix_of(b_.share, patches_, 4), x_PC_);
         }
@@ -111,10 +148,10 @@ class Sight {
         multiply(w.qkv, h_PC, qkv_PN);
         ops::rope_apply(ctx_, heads_of(qkv_PN, 0, 2 * heads, d), matrix_of(b_.cos, patches_, pairs),
                         matrix_of(b_.sin, patches_, pairs), /*backward=*/false);
-        const std::vector<int32_t> whole = {0, static_cast<int32_t>(patches_)};
-        ops::full_attention_forward(ctx_, 1.0 / std::sqrt(static_cast<double>(d)), in_windows ? order_.windows : whole,
-                                    heads_of(qkv_PN, 0, heads, d), heads_of(qkv_PN, c, heads, d),
-                                    heads_of(qkv_PN, 2 * c, heads, d), heads_of(h_PC, 0, heads, d));
+        ops::full_attention_forward(ctx_, 1.0 / std::sqrt(static_cast<double>(d)),
+                                    in_windows ? of_.order.windows : of_.images, heads_of(qkv_PN, 0, heads, d),
+                                    heads_of(qkv_PN, c, heads, d), heads_of(qkv_PN, 2 * c, heads, d),
+                                    heads_of(h_PC, 0, heads, d));
         multiply(w.proj, h_PC, x_PC_, /*adds=*/true);
         normalise(w.norm2, x_PC_, h_PC);
         const at::Tensor inner_PF = matrix_of(b_.wide, patches_, (spec_.gated_mlp ? 2 : 1) * f);
@@ -146,7 +183,7 @@ class Sight {
     const spec::VisionSpec& spec_;
     const weights::VisionWeights& w_;
     const VisionBuffers& b_;
-    const spec::PatchOrder order_;
+    const Patches of_;
     const int64_t patches_;
     const at::Tensor x_PC_;
 };
@@ -168,7 +205,13 @@ void see_images(ops::Context& ctx, const spec::VisionSpec& spec, const weights::
                 const VisionBuffers& b, const std::vector<data::Image>& images) {
     const ops::Region region(ctx, "tower");
     const std::vector<ImagePlace> places = image_places(spec, images);
-    for (std::size_t i = 0; i < images.size(); ++i) Sight(ctx, spec, w, b, images[i]).pass(places[i].feature);
+    const int64_t room = b.x.numel() / spec.hidden_size;
+    for (std::size_t first = 0, end = 0; first < images.size(); first = end) {
+        int64_t patches = 0;
+        while (end < images.size() && (end == first || patches + images[end].patches() <= room))
+            patches += images[end++].patches();
+        Sight(ctx, spec, w, b, Images(images).subspan(first, end - first)).pass(places[first].feature);
+    }
 }
 
 }  // namespace unsloth::model

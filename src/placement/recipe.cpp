@@ -99,6 +99,9 @@ model::LoadRequest make_request(const config::LoadedConfig& loaded, const spec::
     return request;
 }
 
+/// Small images are seen together, up to so many patches: products of fewer rows leave a GPU idle.
+constexpr int64_t tower_patches = 4096;
+
 void fit_to(model::LoadRequest& request, const spec::ModelSpec& spec, data::BatchLimits limits,
             const std::vector<Answering>& answering) {
     for (const Answering& some : answering) {
@@ -111,6 +114,10 @@ void fit_to(model::LoadRequest& request, const spec::ModelSpec& spec, data::Batc
         request.sizes.context = std::max(request.sizes.context, cache.context);
     }
     size_for(request.sizes, limits);
+    if (limits.patches > 0 && spec.vision) {
+        const int64_t all = limits.image_tokens * spec.vision->merge * spec.vision->merge;
+        request.sizes.patches = std::max(limits.patches, std::min(all, tower_patches));
+    }
     const at::ScalarType logits = request.sizes.objective.fp32_logits ? at::kFloat : request.dtype;
     request.run.head_tile = head_chunk_rows(spec, logits, limits.labels);
 }

@@ -99,8 +99,8 @@ struct HeadBuffers {
     ops::CodedMatrix codes;        ///< flat: of a chunk's h, then of its logits' gradient; undefined without
 };
 
-/// What a tower computes with, an image at a time: P patches of C values, up to F in its MLPs. All flat: views are of
-/// the image at hand. Undefined where no images are planned for.
+/// What a tower computes with, some images at a time: P patches of C values, up to F in its MLPs. All flat: views are
+/// of the image at hand. Undefined where no images are planned for.
 struct VisionBuffers {
     at::Tensor bytes;                   ///< uint8: the patches' pixels
     at::Tensor x, h, wide;              ///< residual stream; norm and attention outputs; qkv, and an MLP's inner values
@@ -168,7 +168,7 @@ struct ActivationSizes {
     int64_t cache_tokens = 0;     ///< of all sequences that generation continues, in whole pages
     bool cache_in_8_bit = false;  ///< their keys and values (ops/kv_cache.h)
     int64_t context = 0;          ///< most of them that one sequence has; 0: all (longest_context)
-    int64_t patches = 0;          ///< of the largest image; 0: rows have none
+    int64_t patches = 0;          ///< that a tower sees at a time, at least the largest image's; 0: rows have none
     int64_t image_tokens = 0;     ///< most of a micro-batch that are images'
     int64_t adapters = 0;         ///< of generation: that tokens choose among; 0: the only one, if any, is everybody's
     bool training = true;         ///< backward buffers too

@@ -9,8 +9,8 @@
 
 namespace unsloth::model {
 
-/// Fills b.features and b.deepstack with what stands for the images' tokens, in their order. One image after another,
-/// so that an image's features are the same in whatever micro-batch it is. Nothing synchronises.
+/// Fills b.features and b.deepstack with what stands for the images' tokens, in their order: of as many
+/// images at a time as b has room for. Nothing synchronises.
 void see_images(ops::Context& ctx, const spec::VisionSpec& spec, const weights::VisionWeights& w,
                 const VisionBuffers& b, const std::vector<data::Image>& images);
 
