@@ -23,7 +23,6 @@ std::string imported_json(const import::ImportedConfig& imported) {
 
 bool run_import(const CommandLine& line) {
     const ImportRequest& request = line.importing;
-    refuse_existing(request.out, request.force);
     const import::ImportedConfig imported = import::import_config(request.path, request.from);
     const auto tell = [](const std::string& text) { std::fprintf(stderr, "%s\n", printable(text).c_str()); };
     if (request.json) {

@@ -101,10 +101,10 @@ Card read_card(const std::string& text) {
 
 class Dialogue {
   public:
-    explicit Dialogue(const NewRequest& request) : request_(request) {}
+    Dialogue(const NewRequest& request, bool force) : request_(request), force_(force) {}
 
     void run() {
-        refuse_existing(request_.out, request_.force);
+        refuse_existing(request_.out, force_, "--out");
         require_answers(request_);
         settle(of_model, request_.model, [&](const std::string& path) { model_ = examine_model(path); });
         print(cat("  ", model_.description, model_.quantized ? ", stored in 4 or 8 bit" : "", "\n"));
@@ -150,6 +150,7 @@ class Dialogue {
     }
 
     NewRequest request_;
+    bool force_;
     ModelFacts model_;
     RowFacts rows_;
     Card card_;
@@ -160,7 +161,7 @@ class Dialogue {
 }  // namespace
 
 void run_new(const CommandLine& line) {
-    Dialogue(line.fresh).run();
+    Dialogue(line.fresh, line.force).run();
 }
 
 }  // namespace unsloth::app

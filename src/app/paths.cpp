@@ -49,17 +49,20 @@ void require_outputs(const CommandLine& line) {
         for (const NamedPath& other : taken)
             if (same_place(output.path, other.path))
                 throw Error("output.same-file",
-                            cat("--", output.option, " ", output.path, " is the file that --", other.option, " names"),
+                            cat(output.option, " ", output.path, " is the file that ", other.option, " names"),
                             "Name another file for the output.");
         taken.push_back(output);
         require_creatable(output.path);
+        // What writes a GGUF file refuses it by itself, and has no --force.
+        if (line.command != Command::exporting) refuse_existing(output.path, line.force, output.option);
     }
 }
 
-void refuse_existing(const std::string& file, bool force) {
-    std::error_code ignored;
-    if (!force && fs::is_regular_file(file, ignored))
-        throw Error("output.exists", cat(file, " exists"), "Give --force to replace it, or another name with --out.");
+void refuse_existing(const std::string& file, bool force, const std::string& option) {
+    std::error_code missing;
+    if (!force && fs::is_regular_file(file, missing) && fs::file_size(file, missing) > 0)
+        throw Error("output.exists", cat(file, " exists"),
+                    cat("Give --force to replace it, or another name with ", option, "."));
 }
 
 void require_templates(const config::Config& config) {

@@ -8,12 +8,12 @@
 
 namespace unsloth::app {
 
-/// Usage Error where a file to write is one that another option names; runtime Error, in the words of a failed write,
-/// where it cannot be created.
+/// Usage Error where a file to write is one that another option names, or exists and --force is not given; runtime
+/// Error, in the words of a failed write, where it cannot be created.
 void require_outputs(const CommandLine& line);
 
-/// Usage Error where the file that a configuration goes to exists; `force`: it is replaced.
-void refuse_existing(const std::string& file, bool force);
+/// Usage Error where a file to write exists and is not empty; `force`: it is replaced. `option`: the one that names it.
+void refuse_existing(const std::string& file, bool force, const std::string& option);
 
 /// Input Error for a mistake in a chat template that the configuration has or names.
 void require_templates(const config::Config& config);

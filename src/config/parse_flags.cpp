@@ -1,9 +1,12 @@
 #include <algorithm>
+#include <filesystem>
 #include <map>
 
 #include "unsloth/config/parse.h"
 #include "unsloth/config/peer_fields.h"
 #include "unsloth/core/error.h"
+#include "unsloth/core/path_advice.h"
+#include "unsloth/core/shell_word.h"
 #include "unsloth/core/suggest.h"
 
 namespace unsloth::config {
@@ -107,25 +110,27 @@ class FlagReader {
         const Names meant = options_.suggestions(flag.name);
         std::string advice = did_you_mean(meant, "--");
         if (advice.empty() && record_.advice_on_flag != nullptr) advice = record_.advice_on_flag(flag.name);
-        if (advice.empty()) advice = did_you_mean(nearest(flag.name, {"help", "help-all", "version", "config"}), "--");
+        Names doubtful = meant;
+        if (advice.empty()) {
+            // With --help nothing would be missing.
+            if (const Names others = nearest(flag.name, {"help", "help-all", "version", "config"}); !others.empty())
+                advice = did_you_mean(others, "--"), doubtful.push_back("config");
+        }
         record_.errors.add(Error("option.unknown", cat("unknown option ", flag.written),
                                  advice.empty() ? "--help lists the options." : advice),
-                           meant);
+                           doubtful);
     }
 
     void read_positional(const std::string& argument) {
         if (argument.size() > 1 && argument.starts_with("-"))
-            throw Error("option.unknown", cat("unknown option ", argument),
-                        "Options start with two dashes; see --help.");
+            return refuse_argument(
+                {"option.unknown", cat("unknown option ", argument), "Options start with two dashes; see --help."});
         for (const Option& option : options_.options())
             if (option.is_named_by != nullptr && option.is_named_by(argument))
                 return add(option, argument, option.placeholder);
         if (positionals_.empty()) {
-            const Assignment* const last = assignments_.empty() ? nullptr : &assignments_.back();
-            const bool continues_list = last != nullptr && last->option->is_list() && last->value.is_array();
-            throw Error("option.misplaced", cat("unexpected argument '", argument, "'"),
-                        continues_list ? "Lists are written with commas: " + last->origin + " A,B,C"
-                                       : "Options are written --key VALUE; see --help.");
+            return refuse_argument(
+                {"option.misplaced", cat("unexpected argument '", argument, "'"), advice_on_misplaced(argument)});
         }
         const Option& option = *positionals_.front();
         if (option.type == OptionType::text_list) {  // takes all that follow
@@ -134,6 +139,25 @@ class FlagReader {
         }
         positionals_.erase(positionals_.begin());
         add(option, parse_flag_text(option, argument, option.placeholder), option.placeholder);
+    }
+
+    /// It may have been meant as the configuration: what that would hold is then not missed.
+    void refuse_argument(const Error& error) { record_.errors.add(error, {"config"}); }
+
+    std::string advice_on_misplaced(const std::string& argument) const {
+        const Assignment* const last = assignments_.empty() ? nullptr : &assignments_.back();
+        if (last != nullptr && last->option->is_list() && last->value.is_array())
+            return "Lists are written with commas: " + last->origin + " A,B,C";
+        for (const auto& [file, option] :
+             {std::pair{"adapter_config.json", "model.adapter_name_or_path"}, {"config.json", "model.path"}}) {
+            const auto found = options_.find(option);
+            std::error_code ignored;
+            if (found && !found->option->unread &&
+                std::filesystem::exists(std::filesystem::path(argument) / file, ignored))
+                return cat("Name the folder with --", option, " ", shell_word(argument), ".");
+        }
+        const std::string meant = argument.find_first_of("./") == std::string::npos ? "" : nearest_path(argument);
+        return meant.empty() ? "Options are written --key VALUE; see --help." : meant;
     }
 
     // The next argument belongs to the flag whatever it holds (-1, a text with spaces), unless it is a flag itself.

@@ -49,8 +49,10 @@ std::string nearest_path(const fs::path& missing) {
 }
 
 std::string advice_on_missing(const fs::path& missing) {
-    if (const std::string meant = nearest_path(missing); !meant.empty() || missing.is_absolute()) return meant;
     std::error_code failure;
+    if (fs::is_symlink(missing, failure))
+        return cat("It is a link to ", fs::read_symlink(missing, failure).string(), ", which is not there.");
+    if (const std::string meant = nearest_path(missing); !meant.empty() || missing.is_absolute()) return meant;
     const fs::path here = fs::current_path(failure);
     return failure || missing.empty() ? "" : cat("It was looked for from the current folder, ", here.string(), ".");
 }
@@ -58,6 +60,8 @@ std::string advice_on_missing(const fs::path& missing) {
 std::string advice_on_creating(const fs::path& path, int code) {
     switch (code) {
         case ENOENT: {
+            std::error_code ignored;
+            if (fs::exists(path.parent_path(), ignored)) return "Choose a folder that you may write into.";  // as /proc
             const std::string folder = first_missing(path.parent_path()).string();
             return cat("There is no folder ", folder, ". Create it (mkdir -p ", path.parent_path().string(),
                        "), or choose another.");

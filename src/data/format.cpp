@@ -1,6 +1,7 @@
 #include "unsloth/data/format.h"
 
 #include <algorithm>
+#include <initializer_list>
 #include <limits>
 #include <nlohmann/json.hpp>
 
@@ -181,14 +182,15 @@ config::DataFormat detect_format(const Json& row, bool pairs) {
     const auto rename = [&](const char* first, const char* second) {
         advice += cat(": data.columns: {\"instruction\": \"", first, "\", \"output\": \"", second, "\"}");
     };
-    if (present(row, "question") && present(row, "answer"))
-        rename("question", "answer");
-    else if (present(row, "query") && present(row, "response"))
-        rename("query", "response");
-    else if (present(row, "instruction") && present(row, "response"))
-        rename("instruction", "response");
-    else if (present(row, "prompt") && present(row, "response"))
-        rename("prompt", "response");
+    const auto first_of = [&](std::initializer_list<const char*> names) -> const char* {
+        const auto found =
+            std::find_if(names.begin(), names.end(), [&](const char* name) { return present(row, name); });
+        return found == names.end() ? nullptr : *found;
+    };
+    const char* const asked = first_of({"instruction", "question", "query", "prompt", "input", "user"});
+    const char* const answered =
+        first_of({"output", "response", "answer", "completion", "chosen", "answers", "target", "assistant"});
+    if (asked != nullptr && answered != nullptr) rename(asked, answered);
     std::string columns;
     for (const auto& [name, value] : row.items())
         columns += cat(columns.empty() ? "" : ", ", name, value.is_null() ? " (null)" : "");

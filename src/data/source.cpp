@@ -18,6 +18,7 @@
 #include "unsloth/core/interrupt.h"
 #include "unsloth/core/log.h"
 #include "unsloth/core/path_advice.h"
+#include "unsloth/core/suggest.h"
 #include "unsloth/data/format.h"
 #include "unsloth/data/reader.h"
 #include "unsloth/hub/hub.h"
@@ -279,9 +280,41 @@ std::optional<config::DataFormat> format_of_file(RowReader& file, bool pairs, bo
     return std::nullopt;
 }
 
+/// The names in a file are those that the user typed: a slip must not train on the file's own column instead. Looks at
+/// the source's first readable row, without renaming.
+void check_column_names(const SourceFiles& source, ReaderOptions options) {
+    options.columns.clear();
+    const auto renamed = [](const auto& names) { return !names.second.empty(); };
+    if (source.files.empty() || std::none_of(source.columns.begin(), source.columns.end(), renamed)) return;
+    const std::unique_ptr<RowReader> file = open_rows(source.files.front(), options);
+    const RowChunk chunk = file->next();
+    for (std::size_t i = 0; i < chunk.size(); ++i) {
+        const RawRow raw = chunk.row(i);
+        nlohmann::ordered_json row;
+        try {
+            row = file->parse(raw);
+        } catch (const BadRow&) {
+            continue;
+        }
+        for (const auto& [ours, theirs] : source.columns) {
+            if (theirs.empty() || row.contains(theirs)) continue;
+            std::vector<std::string> others;
+            for (const auto& [name, value] : row.items())
+                if (name != ours) others.push_back(name);
+            const std::string missing = cat(file->place(raw.line), ": there is no column \"", theirs,
+                                            "\", which data.columns names for \"", ours, "\"");
+            if (const auto meant = nearest(theirs, others); !meant.empty())
+                throw Error("data.missing-column", missing, did_you_mean(meant));
+            if (row.contains(ours)) log::warning(missing, ": the file's own \"", ours, "\" is read");
+        }
+        return;
+    }
+}
+
 }  // namespace
 
 config::DataFormat find_format(const SourceFiles& source, const ReaderOptions& options, bool skip_bad_rows) {
+    check_column_names(source, options);
     if (source.format != config::DataFormat::automatic) return source.format;
     std::optional<Error> first;
     std::optional<config::DataFormat> found;

@@ -106,11 +106,12 @@ void require_nothing_lost(const config::TrainingOptions& training, const ResumeP
         // Of a run that was stopped, what lies behind the newest whole checkpoint is done again; not of a finished one.
         if (!result || result->global_step <= point.state.progress.step || result->global_step < result->max_steps)
             return;
-        throw Error("checkpoint.would-replace",
-                    cat(out.string(), " holds the result of a finished run of ", result->global_step,
-                        " steps, which a run that resumes from ", point.folder.string(), " would replace"),
-                    cat("Nothing is left to do. To take the steps after ", point.state.progress.step,
-                        " again, name that checkpoint and another training.output_dir."));
+        throw Error(
+            "checkpoint.would-replace",
+            cat(out.string(), " holds the result of a finished run of ", result->global_step,
+                " steps, which a run that resumes from ", point.folder.string(), " would replace"),
+            cat(training.max_steps > result->global_step ? "" : "Nothing is left to do. ", "To take the steps after ",
+                point.state.progress.step, " again, name that checkpoint and another training.output_dir."));
     }
     const std::vector<formats::CheckpointFolder> checkpoints = formats::list_checkpoints(out);
     const int64_t reached = std::max(result ? result->global_step : 0, checkpoints.empty() ? 0 : checkpoints[0].step);
@@ -167,9 +168,30 @@ void require_same_run(const config::Config& config, const ResumePoint& point) {
                     "with model.adapter_name_or_path.");
 }
 
+namespace {
+
+/// Discarded where the file holds no JSON.
+ordered_json config_before(const ResumePoint& point) {
+    return ordered_json::parse(config::with_present_names(read_file(point.folder / "run_config.json")), nullptr,
+                               /*allow_exceptions=*/false);
+}
+
+}  // namespace
+
+bool evaluates_as_before(const config::Config& config, const ResumePoint& point) {
+    const ordered_json now = ordered_json::parse(config::config_to_json(config)), before = config_before(point);
+    const auto is_same = [&](const char* section, const char* key) {
+        const auto old = before.is_object() ? before.find(section) : before.end();
+        // A checkpoint of an older version may lack an option: it had no say then.
+        return old == before.end() || !old->is_object() || !old->contains(key) || (*old)[key] == now[section][key];
+    };
+    return is_same("data", "eval_file") && is_same("data", "eval_split") && is_same("data", "eval_files") &&
+           is_same("training", "eval_metric") && is_same("training", "eval_answer_regex") &&
+           is_same("training", "eval_max_new_tokens");
+}
+
 std::optional<double> number_before(const ResumePoint& point, const std::string& section, const std::string& key) {
-    const ordered_json before = ordered_json::parse(
-        config::with_present_names(read_file(point.folder / "run_config.json")), nullptr, /*allow_exceptions=*/false);
+    const ordered_json before = config_before(point);
     if (!before.is_object() || !before.contains(section) || !before[section].is_object()) return std::nullopt;
     const auto found = before[section].find(key);
     if (found == before[section].end() || !found->is_number()) return std::nullopt;

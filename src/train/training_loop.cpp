@@ -27,8 +27,10 @@ void TrainingLoop::run(StepSource& source) {
     }
     if (!stops_early()) take_steps(source);  // one that had stopped, and goes on from there, has as little to gain
     if (stops_early()) return tell_early_stop();
-    if (reporter_.was_evaluated(setup_.total_steps())) {  // resumed after its last step
-        if (leads()) log::info("step ", setup_.total_steps(), " was evaluated before this run resumed");
+    const auto& resume = setup_.resume();
+    if (resume && evaluates_as_before(config(), *resume) && reporter_.was_evaluated(setup_.total_steps())) {
+        if (leads() && setup_.evaluated_tokens() > 0)
+            log::info("step ", setup_.total_steps(), " was evaluated before this run resumed");
         return;
     }
     maybe_evaluate(setup_.total_steps());

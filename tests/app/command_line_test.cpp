@@ -66,6 +66,20 @@ TEST(CommandLine, WhatIsMissingIsToldBesideWhatIsWrong) {
     EXPECT_CONTAINS(error_of({"score", "--prmopt", "m"}), "4 errors");
 }
 
+TEST(CommandLine, AnArgumentThatMayBeTheConfigurationIsTheOnlyMistake) {
+    const ScratchFolder folder;
+    const std::string file = folder.write("run.json", "{}"), slip = (folder.path() / "run.josn").string();
+    EXPECT_CONTAINS(error_of({"train", slip}, "option.misplaced"), "Did you mean " + file + "?");
+    EXPECT_CONTAINS(error_of({slip}, "command.unknown"), "Did you mean " + file + "?");
+    EXPECT_CONTAINS(error_of({"--hlep"}, "option.unknown"), "Did you mean --help?");
+    EXPECT_CONTAINS(error_of({"-v"}, "option.unknown"), "Options start with two dashes");
+    folder.write("adapter_config.json", "{}");
+    const std::string adapter = folder.path().string();
+    EXPECT_CONTAINS(error_of({"generate", adapter, "--prompt", "p"}, "option.misplaced"),
+                    "Name the folder with --model.adapter_name_or_path " + adapter + ".");
+    EXPECT_CONTAINS(error_of({"push", adapter, "me/x"}), "push needs --repo");
+}
+
 TEST(CommandLine, HelpWinsOverEverythingButAnUnknownCommand) {
     EXPECT_EQ(app::parse_command_line({"--help"}).command, app::Command::help);
     EXPECT_EQ(app::parse_command_line({"-h"}).help_topic, "");

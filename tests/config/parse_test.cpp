@@ -272,6 +272,8 @@ TEST(Flags, MistakesNameTheFlagAsItWasWritten) {
     EXPECT_CONTAINS(flag_error({"--lora.r", "8x"}), "--lora.r: expected an integer");
     EXPECT_CONTAINS(flag_error({"--learning_rate", "nan"}), "--learning_rate: expected a number");
     EXPECT_CONTAINS(flag_error({"--learning_rate", "inf"}), "--learning_rate: expected a number");
+    EXPECT_CONTAINS(flag_error({"--learning_rate", "1e30"}), "--learning_rate: expected a number >= 0 and <= 1");
+    EXPECT_CONTAINS(flag_error({"--loraplus_lr_embedding", "2"}), "<= 1");
     EXPECT_CONTAINS(flag_error({"--lerning-rate", "1"}), "Did you mean --training.learning_rate?");
     EXPECT_CONTAINS(flag_error({"--max_lenght", "1"}), "Did you mean --model.max_seq_length?");
     EXPECT_CONTAINS(flag_error({"-r", "8"}), "unknown option -r");

@@ -26,6 +26,13 @@ TEST(PathAdvice, NamesPathsThatDifferByASlip) {
               "It was looked for from the current folder, " + std::filesystem::current_path().string() + ".");
 }
 
+TEST(PathAdvice, SaysWhereALinkLeads) {
+    const test::ScratchFolder folder;
+    const std::filesystem::path link = folder.path() / "rows.jsonl";
+    std::filesystem::create_symlink("moved/rows.jsonl", link);
+    EXPECT_EQ(advice_on_missing(link), "It is a link to moved/rows.jsonl, which is not there.");
+}
+
 TEST(PathAdvice, SaysWhatStandsInTheWay) {
     const test::ScratchFolder folder;
     const std::filesystem::path out = folder.path() / "no" / "where" / "run.json";
@@ -35,6 +42,7 @@ TEST(PathAdvice, SaysWhatStandsInTheWay) {
     EXPECT_EQ(advice_on_creating(out, EROFS), "Choose a folder that you may write into.");
     EXPECT_EQ(advice_on_creating(out, ENOSPC), "Free some space, or choose another folder.");
     EXPECT_EQ(advice_on_creating(out, EIO), "");
+    EXPECT_EQ(advice_on_creating("/proc/run", ENOENT), "Choose a folder that you may write into.") << "/proc is there";
 }
 
 }  // namespace

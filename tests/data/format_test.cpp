@@ -67,6 +67,8 @@ TEST(DetectFormat, UnknownColumnsAreNamedWithAWayOut) {
     unknown(R"({"foo": 1, "bar": 2})", {"foo, bar", "{text}"});
     unknown(R"({"question": "a", "answer": "b"})",
             {"data.columns", R"({"instruction": "question", "output": "answer"})"});
+    unknown(R"({"question": "a", "response": "b"})", {R"({"instruction": "question", "output": "response"})"});
+    unknown(R"({"input": "a", "output": "b"})", {R"({"instruction": "input", "output": "output"})"});
     unknown(R"({"instruction": "a"})", {"instruction"});
     unknown(R"({})", {"none"});
 }

@@ -147,6 +147,25 @@ TEST(Sources, RowsAreNumberedOverAllFiles) {
                          {"bad.jsonl:2: column \"text\""});
 }
 
+TEST(Sources, ColumnsThatTheFileLacks) {
+    const toy::Folder folder;
+    const auto path = folder.write("a.jsonl", "{\"text\": \"draft\", \"better_text\": \"final\"}\n");
+    const toy::Encoder encoder;
+    const auto load = [&](const char* column, config::DataFormat format) {
+        return Dataset::load({{.path = path.string(), .format = format, .columns = {{"text", column}}}}, {},
+                             [&](const std::string&) { return &encoder; });
+    };
+    for (const config::DataFormat format : {config::DataFormat::automatic, config::DataFormat::text}) {
+        EXPECT_EQ(load("better_text", format).sample(0).ids, encoder.text("final").ids);
+        toy::expect_contains(toy::message_of("data.missing-column", [&] { load("beter_text", format); }),
+                             {"a.jsonl:1: there is no column \"beter_text\", which data.columns names for \"text\"",
+                              "Did you mean better_text?"});
+        testing::internal::CaptureStderr();  // one of several sources may have the column under its known name
+        EXPECT_EQ(load("body", format).sample(0).ids, encoder.text("draft").ids);
+        toy::expect_contains(testing::internal::GetCapturedStderr(), {"no column \"body\"", "own \"text\" is read"});
+    }
+}
+
 TEST(Sources, RepairedRowsAreCountedWithTheirPlaces) {
     const toy::Folder folder;
     const auto path = folder.write("a.jsonl", "{\"text\": \"x\"}\n{\"text\": \"\xFF\"}\n");

@@ -263,6 +263,7 @@ class Augment(EndToEnd):
             self.folder / "rows.jsonl",
             "--out",
             self.folder / "out.jsonl",
+            "--force",
             "--thesaurus",
             self.folder / "thesaurus.json",
             "--synonym_rate",

@@ -287,7 +287,7 @@ class OtherUsers(EndToEnd):
         self.fail_with(RUNTIME, said, *self.train_arguments(self.base, self.data, out="shared/link"))
         self.fail_with(RUNTIME, said, *self.train_arguments(self.base, self.data, out="shared/link/run"))
         common = ["--model.path", self.base, "--data.train_file", self.data, "--device", "cpu"]
-        self.fail_with(RUNTIME, said, "score", *common, "--out", link / "metrics.jsonl")
+        self.fail_with(RUNTIME, said, "score", *common, "--out", link / "metrics.jsonl", "--force")
         self.fail_with(RUNTIME, said, "data", *common[:4], "--cache_dir", link)
         for out in (link, link / "new"):
             self.fail_with(RUNTIME, said, "quantize", "--model", self.base, "--out", out)

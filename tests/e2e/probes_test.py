@@ -254,7 +254,7 @@ class Generate(EndToEnd):
         both = ["was trained on", str(base), "and is used with", str(other), "which holds other weights"]
         cpu = ["--device", "cpu", *FP32, "--model.path"]
         for name, command in {
-            "score": ["score", "--data.train_file", rows, "--out", self.folder / "s", *cpu],
+            "score": ["score", "--data.train_file", rows, "--out", self.folder / "s", "--force", *cpu],
             "generate": ["generate", "--prompt", "a", "--max_new_tokens", "1", *cpu],
             "merge": ["merge", "--no_verify", "--out", self.folder / "merged", "--base"],
             "train": [*self.train_arguments(base, rows, out="more"), "--model.path"],
@@ -268,7 +268,7 @@ class Generate(EndToEnd):
                     self.assertEqual("is used with" in result.err, bool(parts), str(result))
                     for made in ("merged", "more"):
                         shutil.rmtree(self.folder / made, ignore_errors=True)
-        score = ["score", "--data.train_file", rows, "--out", self.folder / "s", "--device", "cpu", "--model.path"]
+        score = ["score", "--data.train_file", rows, "--out", self.folder / "s", "--force", *cpu]
         result = self.succeed(*score, quantised, "--adapter_name_or_path", out)
         self.assertNotIn("is used with", result.err, "the same model in another precision")
         # An adapter of another program says its base's name alone.

@@ -306,6 +306,22 @@ class Resuming(EndToEnd):
                 self.assertEqual([(out / name).read_text() for name in ("samples.jsonl", "trainer_state.json")], files)
                 self.assertEqual(self.summary(out)["final_eval_loss"], loss)
 
+    def test_after_the_last_step_with_another_evaluation_set(self):
+        """Another set is evaluated, also where the step has an evaluation; the same one is not."""
+        base = model(TEXT_LLAMA, tokenizer=LEGAL_BASE)
+        rows = write_rows(self.folder / "texts.jsonl", [{"text": f"The term is {n} years."} for n in range(8)])
+        sets = [write_rows(self.folder / f"{n}.jsonl", [{"text": f"Rent is due {n} times."}]) for n in range(2)]
+        losses = []
+        for held_out, evaluations in ((sets[0], 1), (sets[0], 1), (sets[1], 2), (sets[1], 2)):
+            self.succeed(
+                *self.arguments("last", "--max_steps", 2, "--eval_file", held_out, base=base, rows=rows),
+                *("--resume_from_checkpoint", "auto"),
+            )
+            self.assertEqual(len(self.evaluations(self.folder / "last")), evaluations)
+            losses.append(self.summary(self.folder / "last")["final_eval_loss"])
+        self.assertEqual((losses[0], losses[2]), (losses[1], losses[3]))
+        self.assertNotEqual(losses[0], losses[2])
+
     def test_damaged_ones_are_passed_over(self):
         self.succeed(*self.arguments("whole"))
         self.succeed(*self.arguments("parts", "--save_steps", 2))

@@ -63,6 +63,47 @@ class Paths(EndToEnd):
         )
 
 
+class Outputs(EndToEnd):
+    """A file that is not empty is replaced with --force alone."""
+
+    def refuse_then_force(self, option, file, *arguments):
+        file.write_text("precious")
+        says = [f"{file} exists", f"Give --force to replace it, or another name with {option}."]
+        self.fail_with("output.exists", says, *arguments, option, file)
+        self.assertEqual(file.read_text(), "precious")
+        self.succeed(*arguments, option, file, "--force")
+        self.assertNotEqual(file.read_bytes(), b"precious")
+        file.write_text("")  # as mktemp makes it
+        self.succeed(*arguments, option, file)
+        self.assertNotEqual(file.read_bytes(), b"")
+
+    def test_files_that_exist(self):
+        rows = write_rows(self.folder / "rows.jsonl", ROWS)
+        base = ["--model.path", LEGAL_BASE, "--template", "alpaca"]
+        arguments = self.train_arguments(LEGAL_BASE, rows, "--max_steps", 1, "--template", "alpaca")
+        self.succeed(*arguments)
+        out = self.folder / "written"
+        self.refuse_then_force("--out", out, "score", *base, "--train_file", rows)
+        scored = ["evaluate", *base, "--eval_file", rows, "--metric", "exact_match", "--max_new_tokens", "2"]
+        self.refuse_then_force("--answers", out, *scored)
+        self.refuse_then_force("--out", out, "data", "augment", "--in", rows, "--swap_rate", "0.5")
+        self.refuse_then_force("--out", out, "report", self.folder / "out")
+        self.refuse_then_force("--svg", out, "report", self.folder / "out")
+        self.refuse_then_force("--svg", out, "plan", *arguments)
+
+    def test_the_page_in_the_runs_own_folder_is_made_again(self):
+        rows = write_rows(self.folder / "rows.jsonl", ROWS)
+        self.succeed(*self.train_arguments(LEGAL_BASE, rows, "--max_steps", 1, "--template", "alpaca"))
+        for _ in range(2):
+            self.succeed("report", self.folder / "out")
+
+    def test_one_file_for_two_options(self):
+        theirs = self.folder / "theirs.yaml"
+        theirs.write_text("base_model: models/llama\nadapter: qlora\n")
+        says = f"--out {theirs} is the file that FILE names"
+        self.fail_with("output.same-file", says, "import-config", theirs, "--out", theirs, "--force")
+
+
 class OtherFiles(EndToEnd):
     def test_a_model_where_an_adapter_belongs(self):
         says = ["is a model, not a PEFT adapter", "training.output_dir"]

@@ -309,6 +309,7 @@ class EndToEnd(unittest.TestCase):
             rows_file,
             "--out",
             out,
+            "--force",
             "--device",
             "cpu",
             "--dtype",

@@ -161,11 +161,13 @@ class TokenisedRows(EndToEnd):
         self.assertLess(sum(parts), summary["seconds"])
 
     def test_a_run_that_failed_says_why_in_its_last_line(self):
-        # A loss that is not finite: the learning rate throws the weights out of range.
+        # A loss that is not finite: the weight decay throws the weights out of range.
         result = run(
             "train",
             *self.train_arguments(
-                model(LLAMA), self.rows(16), "--max_steps", "50", "--learning_rate", "1e30", "--max_grad_norm", "0"
+                model(LLAMA),
+                self.rows(16),
+                *("--max_steps", "50", "--learning_rate", "1", "--weight_decay", "1e30", "--max_grad_norm", "0"),
             ),
         )
         self.assertEqual(result.code, RUNTIME, result)

@@ -12,7 +12,7 @@ namespace unsloth {
 /// none.
 std::string nearest_path(const std::filesystem::path& missing);
 
-/// nearest_path(), or where a relative path was looked for; empty for an absolute one.
+/// nearest_path(), or where a relative path was looked for; empty for an absolute one. Of a link: where it leads.
 std::string advice_on_missing(const std::filesystem::path& missing);
 
 /// What would let a file or folder be made at `path`, which failed for the reason `code` (an errno); may be empty.

@@ -81,7 +81,8 @@ class SourceReader {
 
 /// The format of a source's rows: the one it names, or what the columns of each file's first readable row say (logged).
 /// Input Error "file:line: what is wrong" when there is no row, or a file's first row (with `skip_bad_rows`: every row)
-/// does not tell, and when the files do not agree.
+/// does not tell, when the files do not agree, and when the source's columns name one that is not there, but another
+/// one of a like name. Warns where the file's own column is read in place of one that is not there.
 config::DataFormat find_format(const SourceFiles& source, const ReaderOptions& options, bool skip_bad_rows);
 
 /// A source whose path, configuration and split were looked up. Errors as files_of(), and as parse_split().

@@ -35,6 +35,10 @@ void require_steps_left(const ResumePoint& point, int64_t total_steps);
 /// change the meaning of the steps already taken (adapter, data, seed, optimizer, …).
 void require_same_run(const config::Config& config, const ResumePoint& point);
 
+/// Whether the configuration has the evaluation sets, and scores their completions, as the checkpoint's
+/// run_config.json says. The files' contents are not compared.
+bool evaluates_as_before(const config::Config& config, const ResumePoint& point);
+
 /// A number of the checkpoint's run_config.json; nullopt where it has none there.
 std::optional<double> number_before(const ResumePoint& point, const std::string& section, const std::string& key);
 

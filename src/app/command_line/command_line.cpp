@@ -32,7 +32,9 @@ class Presence {
         other.command_ = name;
         return other;
     }
-    void need(bool present, const Names& options, const std::string& flag, const std::string& advice = {}) {
+    /// An option of a section may come from the file, which an argument in doubt may have named.
+    void need(bool present, Names options, const std::string& flag, const std::string& advice = {}) {
+        if (options.front().find('.') != std::string::npos) options.push_back("config");
         errors_.check(options, [&] {
             if (!present) throw Error("option.missing", cat(command_, " needs ", flag), advice);
         });
@@ -215,13 +217,17 @@ void check_presence(const CommandLine& line, Presence presence, Errors& errors) 
     }
 }
 
+/// As it is typed: an argument by its placeholder.
+std::string shown(const Option& option) {
+    return option.positional ? option.placeholder : "--" + option.full_name();
+}
+
 void check_required(const CommandInfo& command, const OptionSet& options, const ParseRecord& record,
                     Presence presence) {
     for (const auto& option : options.options()) {
         const bool present = record.given.count(option.full_name()) != 0 && option.get() != "";
         if (option.required)
-            presence.need(present, {option.full_name()},
-                          option.positional ? option.placeholder : "--" + option.full_name(),
+            presence.need(present, {option.full_name()}, shown(option),
                           cat("Usage: unsloth-train ", command.name, " ", command.usage));
     }
 }
@@ -230,7 +236,7 @@ void collect_paths(const OptionSet& options, const ParseRecord& record, CommandL
     for (const Option& option : options.options()) {
         if (!option.is_path || record.given.count(option.full_name()) == 0) continue;
         if (const Json path = option.get(); path.is_string() && path != "")
-            (option.is_output ? line.outputs : line.inputs).push_back({option.full_name(), path.get<std::string>()});
+            (option.is_output ? line.outputs : line.inputs).push_back({shown(option), path.get<std::string>()});
     }
 }
 

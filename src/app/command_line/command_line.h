@@ -64,14 +64,12 @@ struct NewRequest {
     std::string data;   ///< as data.train_file
     std::string gpu;    ///< "here", "cpu", a card's name or file as plan's --gpu, or a size as plan's --gpu_memory
     std::string out = "run.json";
-    bool force = false;  ///< replaces `out`
 };
 
 struct ImportRequest {
     std::string path;  ///< never empty
     import::PeerProgram from = import::PeerProgram::automatic;
     std::string out;  ///< empty: standard output
-    bool force = false;
     bool strict = false;
     bool json = false;
 };
@@ -238,6 +236,7 @@ struct CommandLine {
     std::string log_level = "info";
     LoadedConfig loaded;             ///< `given` has a command's own options, too
     std::vector<NamedPath> outputs;  ///< files that the command is to write, by its own options
+    bool force = false;              ///< replaces those that exist
     std::vector<NamedPath> inputs;   ///< the other paths that were given
     std::set<std::string> typed;     ///< full names of the options among the arguments, which win over the file's
     LaunchRequest launch;

@@ -6,6 +6,7 @@
 #include "app/commands/declarations.h"
 #include "unsloth/config/option_table.h"
 #include "unsloth/core/error.h"
+#include "unsloth/core/path_advice.h"
 #include "unsloth/core/suggest.h"
 
 namespace unsloth::app {
@@ -211,12 +212,13 @@ const CommandInfo& command_named(const std::string& name) {
         names.push_back(command.name);
         if (command.name.starts_with(name + " ")) longer.push_back(command.name);
     }
-    const std::string advice = did_you_mean(longer.empty() ? nearest(name, names) : longer);
+    const bool is_path = name.find_first_of("./") != std::string::npos;
+    const std::string advice =
+        is_path ? nearest_path(name) : did_you_mean(longer.empty() ? nearest(name, names) : longer);
     throw Error("command.unknown", cat("unknown command '", name, "'"),
-                name.find_first_of("./") != std::string::npos
-                    ? "A configuration's name ends in .json, .yaml or .yml; --config FILE takes any."
-                : advice.empty() ? "unsloth-train --help lists the commands."
-                                 : advice);
+                !advice.empty() ? advice
+                : is_path       ? "A configuration's name ends in .json, .yaml or .yml; --config FILE takes any."
+                                : "unsloth-train --help lists the commands.");
 }
 
 void declare_own_options(const CommandInfo& command, OptionSet& options, CommandLine& line) {

@@ -87,6 +87,7 @@ void declare_score(OptionSet& options, CommandLine& line) {
         .must_be_given();
     options.add("logits", line.score.logits, "safetensors file for the logits of every row, in float32.")
         .output("FILE");
+    declare_force(options, line);
     options
         .add("top_k", line.score.top_k,
              "Write a file for distill.teacher instead. It has this many most likely tokens of each label position, "
@@ -180,6 +181,7 @@ void declare_evaluate(OptionSet& options, CommandLine& line) {
              "whether it is correct.")
         .output("FILE")
         .only_with("metric");
+    declare_force(options, line);
     options.add("json", evaluate.json, "Print the results as one JSON object.");
 }
 

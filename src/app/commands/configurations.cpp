@@ -4,6 +4,11 @@
 
 namespace unsloth::app {
 
+void declare_force(OptionSet& options, CommandLine& line) {
+    options.add("force", line.force, "Replace the file to write if it exists.")
+        .suggested_for({"overwrite", "overwrite_output_dir"});
+}
+
 void declare_new(OptionSet& options, CommandLine& line) {
     NewRequest& fresh = line.fresh;
     const std::string asked = " At a terminal, new asks for it.";
@@ -23,7 +28,7 @@ void declare_new(OptionSet& options, CommandLine& line) {
         .value("here|cpu|SIZE|NAME")
         .suggested_for({"gpu_memory", "card", "device"});
     options.add("out", fresh.out, "Configuration file to write.").output("FILE");
-    options.add("force", fresh.force, "Replace the file if it exists.");
+    declare_force(options, line);
 }
 
 void declare_config(OptionSet& options, CommandLine& line) {
@@ -58,7 +63,7 @@ void declare_import(OptionSet& options, CommandLine& line) {
         .synonym("llama-factory", "llamafactory")
         .synonym("llama_factory", "llamafactory");
     options.add("out", import.out, "File to write; empty: standard output.").output("FILE");
-    options.add("force", import.force, "Replace the file if it exists.");
+    declare_force(options, line);
     options.add("strict", import.strict,
                 "Exit code 2, and no file, where something that changes training cannot be carried over.");
     options.add("json", import.json,

@@ -9,6 +9,8 @@ namespace unsloth::app {
 void declare_adapters(OptionSet& options, NamedFolders& adapters, std::string help);
 /// What is decoded at a time, of generate and serve. `without_length`: what --max_model_len 0 means.
 void declare_batches(OptionSet& options, GenerateRequest& generate, const std::string& without_length);
+/// --force, of the commands that write files: without it they refuse one that exists.
+void declare_force(OptionSet& options, CommandLine& line);
 void declare_kv_cache_dtype(OptionSet& options, KvCacheDtype& dtype, const std::string& of);
 
 void declare_launch(OptionSet& options, CommandLine& line);

@@ -65,6 +65,7 @@ void declare_bench(OptionSet& options, CommandLine& line) {
 void declare_tune(OptionSet& options, CommandLine& line) {
     TuneRequest& tune = line.tune;
     options.add("out", tune.out, "File to write, for hardware.kernels; empty: standard output.").output("FILE");
+    declare_force(options, line);
     options.add("batch", tune.batch, "Rows of a step; 0: training.per_device_train_batch_size.").at_least(0);
     options.add("seq", tune.seq, "Tokens of a row; 0: model.max_seq_length.").at_least(0);
     options.add("steps", tune.steps, "Steps that a trial is timed over, three times.").at_least(1).at_most(1e9);
@@ -94,6 +95,7 @@ void declare_plan(OptionSet& options, CommandLine& line) {
         .at_least(1)
         .suggested_for({"num_gpus", "nproc_per_node"});
     options.add("svg", plan.svg, "SVG file to write: memory of a step over time.").output("FILE");
+    declare_force(options, line);
     options.add("json", plan.json, "Print the plan as one JSON object.");
 }
 

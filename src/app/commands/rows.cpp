@@ -29,6 +29,7 @@ void declare_augment(OptionSet& options, CommandLine& line) {
         .add("eval_out", augment.eval_out,
              "JSON Lines file for the rows that data.val_size holds out, for data.eval_file. They get no copies.")
         .output("FILE");
+    declare_force(options, line);
     options
         .add("thesaurus", augment.thesaurus,
              "Synonyms for copies: a JSON object {\"word\": [\"synonym\", …]}, or JSON Lines of {\"word\", "

@@ -24,6 +24,7 @@ void declare_report(OptionSet& options, CommandLine& line) {
     options.add("out", line.report.out, "File to write; empty: report.html in the run's folder.").output("FILE");
     options.add("svg", line.report.svg, "Write a picture instead: the curve of the loss, and the memory's plan.")
         .output("FILE");
+    declare_force(options, line);
 }
 
 void declare_push(OptionSet& options, CommandLine& line) {

@@ -274,6 +274,7 @@ void declare_lora(OptionSet& options, LoraOptions& lora) {
         .add("loraplus_lr_embedding", lora.loraplus_lr_embedding,
              "Learning rate of embed_tokens, where modules_to_save trains it; null: that of the adapters.")
         .at_least(0)
+        .at_most(1)
         .alias("training", "loraplus_lr_embedding")
         .unused_with("lora.finetuning_type", {"full"})
         .not_with("training.learning_rate", {0})

@@ -224,6 +224,7 @@ void declare_training(OptionSet& options, TrainingOptions& training) {
                          "the model's family and hidden size and the objective. The log tells the reason.")
                     .most_used("Peak learning rate")
                     .at_least(0)
+                    .at_most(1)  // beyond it every update of AdamW replaces a weight, and the run can only diverge
                     .number_as_text()
                     .suggested_for({"lr"})
                     .on_resume(OnResume::logged),

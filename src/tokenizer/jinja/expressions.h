@@ -24,34 +24,34 @@ class ExpressionParser : public TokenStream {
 
   protected:
     /// Recursive descent is bounded.
-    Level nested() { return {depth_, 150, "the template nests deeper than 150 levels", current().line}; }
+    Level nested() { return {depth_, 150, "the template nests deeper than 150 levels", current().place()}; }
     int name_id(const std::string& name) {
         const auto [it, added] = ids_.emplace(name, static_cast<int>(program_.names.size()));
         if (added) program_.names.push_back(name);
         return it->second;
     }
 
-    /// An expression of these children; what fails in it is in `line`.
+    /// An expression of these children; what fails in it is at `at`.
     template <class Run>
-    ExpressionPtr node(int line, const std::vector<ExpressionPtr>& children, Run run) const {
+    ExpressionPtr node(Place at, const std::vector<ExpressionPtr>& children, Run run) const {
         constexpr int highest = 400;  // chains such as a + b + c … make trees that are high without being nested
         int height = 1;
         for (const ExpressionPtr& child : children) height = std::max(height, child ? child->height + 1 : 1);
-        if (height > highest) refuse(cat("an expression of more than ", highest, " operations in a row"), line);
+        if (height > highest) refuse(cat("an expression of more than ", highest, " operations in a row"), at);
         return std::make_shared<Expression>(
-            Expression{[line, run = std::move(run)](const Frame& frame) { return run_at(line, frame, run); }, height});
+            Expression{[at, run = std::move(run)](const Frame& frame) { return run_at(at, frame, run); }, height});
     }
 
     ExpressionPtr expression(bool with_conditional = true) {
         const Level level = nested();
-        const int line = current().line;
+        const Place at = current().place();
         ExpressionPtr value = junction(true);
         while (with_conditional && skip_name("if")) {
             const ExpressionPtr test = junction(true), otherwise = skip_name("else") ? expression() : nullptr;
-            value = node(line, {value, test, otherwise}, [=](const Frame& frame) {
+            value = node(at, {value, test, otherwise}, [=](const Frame& frame) {
                 if (truthy(test->evaluate(frame))) return value->evaluate(frame);
                 if (otherwise) return otherwise->evaluate(frame);
-                return Value::undefined(cat("the inline if-expression in line ", line,
+                return Value::undefined(cat("the inline if-expression in line ", at.line,
                                             " evaluated to false and no else section was defined."));
             });
         }
@@ -61,7 +61,7 @@ class ExpressionParser : public TokenStream {
     /// An expression, or a tuple where commas follow.
     ExpressionPtr tuple(bool with_conditional, bool parenthesized = false) {
         const Level level = nested();
-        const int line = current().line;
+        const Place at = current().place();
         std::vector<ExpressionPtr> children;
         bool comma = false;
         while (current().kind != Kind::variable_end && current().kind != Kind::block_end && !current().is_op(")")) {
@@ -71,14 +71,14 @@ class ExpressionParser : public TokenStream {
         }
         if (!comma && children.size() == 1) return children[0];
         if (!comma && !parenthesized) refuse(cat("expected an expression, got ", describe(current())));
-        return sequence(line, std::move(children), Value::tuple);
+        return sequence(at, std::move(children), Value::tuple);
     }
 
     ExpressionPtr filters(ExpressionPtr value, bool first_inline = false) {
         while (std::exchange(first_inline, false) || skip_op("|")) {
-            const int line = current().line;
+            const Place at = current().place();
             const std::string name = expect_name();
-            value = applied(line, "filter", name, find_filter(name), value,
+            value = applied(at, "filter", name, find_filter(name), value,
                             current().is_op("(") ? arguments() : CallArguments());
         }
         return value;
@@ -93,9 +93,9 @@ class ExpressionParser : public TokenStream {
     ExpressionPtr junction(bool any) {
         const auto operand = [&] { return any ? junction(false) : negation(); };
         ExpressionPtr left = operand();
-        for (int line = current().line; skip_name(any ? "or" : "and"); line = current().line) {
+        for (Place at = current().place(); skip_name(any ? "or" : "and"); at = current().place()) {
             const ExpressionPtr right = operand();
-            left = node(line, {left, right}, [=](const Frame& frame) {
+            left = node(at, {left, right}, [=](const Frame& frame) {
                 Value value = left->evaluate(frame);
                 return truthy(value) == any ? value : right->evaluate(frame);
             });
@@ -106,10 +106,10 @@ class ExpressionParser : public TokenStream {
     ExpressionPtr negation() {
         if (!current().is_name("not")) return comparison();
         const Level level = nested();
-        const int line = current().line;
+        const Place at = current().place();
         next();
         const ExpressionPtr value = negation();
-        return node(line, {value}, [=](const Frame& frame) { return Value(!truthy(value->evaluate(frame))); });
+        return node(at, {value}, [=](const Frame& frame) { return Value(!truthy(value->evaluate(frame))); });
     }
 
     /// Reads the operator of a comparison, if one follows.
@@ -129,13 +129,13 @@ class ExpressionParser : public TokenStream {
     ExpressionPtr comparison() {
         std::vector<ExpressionPtr> operands = {arithmetic()};
         std::vector<Operation> operations;
-        const int line = current().line;
+        const Place at = current().place();
         while (const std::optional<Operation> operation = comparing()) {
             operations.push_back(*operation);
             operands.push_back(arithmetic());
         }
         if (operations.empty()) return operands[0];
-        return node(line, operands, [=](const Frame& frame) -> Value {
+        return node(at, operands, [=](const Frame& frame) -> Value {
             Value left = operands[0]->evaluate(frame);
             for (std::size_t i = 0; i < operations.size(); ++i) {
                 Value right = operands[i + 1]->evaluate(frame);
@@ -160,10 +160,10 @@ class ExpressionParser : public TokenStream {
             const auto& operators = product ? products : sums;
             const auto found = std::ranges::find_if(operators, [&](auto& op) { return current().is_op(op.symbol); });
             if (found == std::end(operators)) return left;
-            const int line = current().line;
+            const Place at = current().place();
             next();
             const ExpressionPtr right = operand();
-            left = node(line, {left, right}, [=, operation = found->operation](const Frame& frame) {
+            left = node(at, {left, right}, [=, operation = found->operation](const Frame& frame) {
                 const Value a = left->evaluate(frame), b = right->evaluate(frame);
                 Value result = jinja::arithmetic(operation, a, b);
                 charge(result);
@@ -174,10 +174,10 @@ class ExpressionParser : public TokenStream {
 
     ExpressionPtr concatenation() {
         std::vector<ExpressionPtr> parts = {arithmetic(true)};
-        const int line = current().line;
+        const Place at = current().place();
         while (skip_op("~")) parts.push_back(arithmetic(true));
         if (parts.size() == 1) return parts[0];
-        return node(line, parts, [=](const Frame& frame) {
+        return node(at, parts, [=](const Frame& frame) {
             std::string joined;
             for (const ExpressionPtr& part : parts) {
                 joined += to_string(part->evaluate(frame));
@@ -191,11 +191,11 @@ class ExpressionParser : public TokenStream {
 
     ExpressionPtr unary(bool with_filters) {
         ExpressionPtr value;
-        const int line = current().line;
+        const Place at = current().place();
         if (skip_op("-")) {
             const Level level = nested();
             const ExpressionPtr positive = unary(false);
-            value = node(line, {positive}, [=](const Frame& frame) { return negate(positive->evaluate(frame)); });
+            value = node(at, {positive}, [=](const Frame& frame) { return negate(positive->evaluate(frame)); });
         } else {
             value = primary();
         }
@@ -220,11 +220,11 @@ class ExpressionParser : public TokenStream {
     // What operators combine: literals, names, calls, subscripts, filters, tests.
 
     ExpressionPtr constant(Value value) const {
-        return node(current().line, {}, [value = std::move(value)](const Frame&) { return value; });
+        return node(current().place(), {}, [value = std::move(value)](const Frame&) { return value; });
     }
 
     ExpressionPtr variable(const Token& name) {
-        return node(name.line, {},
+        return node(name.place(), {},
                     [id = name_id(name.text), name = name.text, global = find_global(name.text)](const Frame& frame) {
                         if (const Value* found = frame.scope->find(id)) return *found;
                         return global ? *global : Value::undefined(cat("'", name, "' is undefined"));
@@ -250,9 +250,9 @@ class ExpressionParser : public TokenStream {
             expect_op(")");
             return made;
         }
-        if (token.is_op("[")) return sequence(token.line, elements("]"), Value::list);
+        if (token.is_op("[")) return sequence(token.place(), elements("]"), Value::list);
         if (token.is_op("{")) return dict();
-        refuse(cat("unexpected ", describe(token)), token.line);
+        refuse(cat("unexpected ", describe(token)), token.place());
     }
 
     /// Up to and with `close`; with `pairs` keys and values in turn.
@@ -269,8 +269,8 @@ class ExpressionParser : public TokenStream {
         return children;
     }
 
-    ExpressionPtr sequence(int line, std::vector<ExpressionPtr> children, Value (*make)(Items)) const {
-        return node(line, children, [children, make](const Frame& frame) {
+    ExpressionPtr sequence(Place at, std::vector<ExpressionPtr> children, Value (*make)(Items)) const {
+        return node(at, children, [children, make](const Frame& frame) {
             Items items;
             items.reserve(children.size());
             for (const ExpressionPtr& child : children) items.push_back(child->evaluate(frame));
@@ -279,9 +279,9 @@ class ExpressionParser : public TokenStream {
     }
 
     ExpressionPtr dict() {
-        const int line = current().line;
+        const Place at = current().place();
         const std::vector<ExpressionPtr> children = elements("}", true);
-        return node(line, children, [children](const Frame& frame) -> Value {
+        return node(at, children, [children](const Frame& frame) -> Value {
             auto made = std::make_shared<Dict>();
             for (std::size_t i = 0; i < children.size(); i += 2) {
                 const Value key = children[i]->evaluate(frame);
@@ -304,16 +304,16 @@ class ExpressionParser : public TokenStream {
     }
 
     ExpressionPtr subscript(ExpressionPtr value) {
-        const int line = current().line;
+        const Place at = current().place();
         const auto item_of = [&](const ExpressionPtr& key) {
-            return node(line, {value, key}, [value, key](const Frame& frame) {
+            return node(at, {value, key}, [value, key](const Frame& frame) {
                 const Value owner = value->evaluate(frame);
                 return item(owner, key->evaluate(frame));
             });
         };
         if (skip_op(".")) {
             if (current().kind == Kind::integer) return item_of(primary());
-            return node(line, {value}, [value, name = expect_name()](const Frame& frame) {
+            return node(at, {value}, [value, name = expect_name()](const Frame& frame) {
                 return member(value->evaluate(frame), name);
             });
         }
@@ -328,7 +328,7 @@ class ExpressionParser : public TokenStream {
         if (current().is_op(",") || (!is_slice && !parts[0])) unsupported("[ ] with other than one key or slice");
         expect_op("]");
         if (!is_slice) return item_of(parts[0]);
-        return node(line, {value, parts[0], parts[1], parts[2]},
+        return node(at, {value, parts[0], parts[1], parts[2]},
                     [value, start = parts[0], stop = parts[1], step = parts[2]](const Frame& frame) {
                         const auto part = [&](const ExpressionPtr& e) { return e ? e->evaluate(frame) : Value(); };
                         const Value owner = value->evaluate(frame), from = part(start), to = part(stop);
@@ -338,7 +338,7 @@ class ExpressionParser : public TokenStream {
 
     CallArguments arguments() {
         const Level level = nested();
-        const int line = current().line;
+        const Place at = current().place();
         CallArguments out;
         expect_op("(");
         for (bool first = true; !skip_op(")"); first = false) {
@@ -346,7 +346,7 @@ class ExpressionParser : public TokenStream {
             if (skip_op(")")) break;
             if (current().is_op("**")) unsupported("**");
             const bool named = current().kind == Kind::name && ahead().is_op("=");
-            if (out.more || (!named && !out.named.empty())) refuse("invalid syntax for function call expression", line);
+            if (out.more || (!named && !out.named.empty())) refuse("invalid syntax for function call expression", at);
             if (skip_op("*")) {
                 out.more = expression();
             } else if (!named) {
@@ -355,7 +355,7 @@ class ExpressionParser : public TokenStream {
                 std::string name = expect_name();
                 next();
                 for (const auto& [other, ignored] : out.named) {
-                    if (other == name) refuse(cat("keyword argument repeated: ", name), line);
+                    if (other == name) refuse(cat("keyword argument repeated: ", name), at);
                 }
                 out.named.emplace_back(std::move(name), expression());
             }
@@ -364,9 +364,9 @@ class ExpressionParser : public TokenStream {
     }
 
     ExpressionPtr call_of(ExpressionPtr callee) {
-        const int line = current().line;
+        const Place at = current().place();
         const CallArguments given = arguments();
-        const ExpressionPtr made = node(line, given.children(callee), [callee, given](const Frame& frame) {
+        const ExpressionPtr made = node(at, given.children(callee), [callee, given](const Frame& frame) {
             const Value* const caller = std::exchange(frame.rendering.caller, nullptr);
             const Value function = callee->evaluate(frame);
             Arguments all;
@@ -378,9 +378,9 @@ class ExpressionParser : public TokenStream {
     }
 
     /// A filter's or test's value; `function` is null for a name that is not known.
-    ExpressionPtr applied(int line, const char* what, const std::string& name, const Native* function,
+    ExpressionPtr applied(Place at, const char* what, const std::string& name, const Native* function,
                           const ExpressionPtr& value, const CallArguments& given) const {
-        return node(line, given.children(value), [=](const Frame& frame) {
+        return node(at, given.children(value), [=](const Frame& frame) {
             Arguments all;
             all.positional.push_back(value->evaluate(frame));
             given.evaluate(frame, all);
@@ -390,7 +390,7 @@ class ExpressionParser : public TokenStream {
     }
 
     ExpressionPtr test(ExpressionPtr value) {
-        const int line = current().line;
+        const Place at = current().place();
         const bool negated = skip_name("not");
         const std::string name = expect_name();
         const Token& token = current();
@@ -403,9 +403,9 @@ class ExpressionParser : public TokenStream {
             if (token.is_name("is")) refuse("tests cannot be chained with is");
             given.positional.push_back(postfix(primary()));
         }
-        const ExpressionPtr holds = applied(line, "test", name, find_test(name), value, given);
+        const ExpressionPtr holds = applied(at, "test", name, find_test(name), value, given);
         if (!negated) return holds;
-        return node(line, {holds}, [holds](const Frame& frame) { return Value(!truthy(holds->evaluate(frame))); });
+        return node(at, {holds}, [holds](const Frame& frame) { return Value(!truthy(holds->evaluate(frame))); });
     }
 
     int depth_ = 0;

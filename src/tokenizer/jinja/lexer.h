@@ -19,6 +19,7 @@ struct Token {
     Value number;      ///< of an integer token
     int column = 0;    ///< in characters, from 1
 
+    Place place() const { return {line, column}; }
     bool is(Kind k, std::string_view t) const { return kind == k && text == t; }
     bool is_op(std::string_view t) const { return is(Kind::op, t); }
     bool is_name(std::string_view t) const { return is(Kind::name, t); }
@@ -54,11 +55,8 @@ class TokenStream {
         next();
         return name;
     }
-    [[noreturn]] void refuse(const std::string& message, int line = 0) const {
-        Failure failure(message, line > 0 ? line : current().line);
-        if (failure.line == current().line) failure.column = current().column;
-        throw failure;
-    }
+    [[noreturn]] void refuse(const std::string& message) const { refuse(message, current().place()); }
+    [[noreturn]] void refuse(const std::string& message, Place at) const { throw Failure(message, at); }
     [[noreturn]] void unsupported(const std::string& construct) const {
         refuse(construct + " is not supported in chat templates");
     }

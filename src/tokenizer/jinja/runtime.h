@@ -52,15 +52,15 @@ struct Frame {
     Frame inner() const { return {rendering, std::make_shared<Scope>(scope)}; }
 };
 
-/// Runs a part of a template; what fails in it and has no line yet is in `line`.
+/// Runs a part of a template; what fails in it and has no place yet is at `at`.
 template <class Run>
-auto run_at(int line, const Frame& frame, const Run& run) {
+auto run_at(Place at, const Frame& frame, const Run& run) {
     try {
         charge(1);
         const Level level(frame.rendering.depth, 1200, "the template calls itself without end, or nests too deep");
         return run(frame);
     } catch (Failure& failure) {
-        if (failure.line == 0) failure.line = line;
+        if (failure.line == 0) failure.line = at.line, failure.column = at.column;
         throw;
     }
 }
@@ -99,7 +99,8 @@ Flow run(const Body& body, const Frame& frame);
 
 /// What stands in front of = or behind `for`: a name, a namespace's member, or several of them.
 struct Target {
-    int line, id = -1;
+    Place at;
+    int id = -1;
     std::string name, member;
     std::vector<Target> parts;  ///< of a tuple
 };
@@ -118,7 +119,8 @@ struct Macro {
 };
 
 struct Loop {
-    int line, loop_id;
+    Place at;
+    int loop_id;
     Target target;
     ExpressionPtr source, condition;  ///< the latter may be null
     Body body, otherwise;

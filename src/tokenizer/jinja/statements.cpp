@@ -4,11 +4,11 @@
 namespace unsloth::tokenizer::jinja {
 namespace {
 
-/// A statement that runs `run(frame)`; what fails in it is in `line`.
+/// A statement that runs `run(frame)`; what fails in it is at `at`.
 template <class Run>
-Statement statement_at(int line, Run run) {
-    return [line, run = std::move(run)](const Frame& frame) {
-        return run_at(line, frame, [&run](const Frame& f) {
+Statement statement_at(Place at, Run run) {
+    return [at, run = std::move(run)](const Frame& frame) {
+        return run_at(at, frame, [&run](const Frame& f) {
             if constexpr (std::is_same_v<std::invoke_result_t<Run, const Frame&>, Flow>) {
                 return run(f);
             } else {
@@ -37,14 +37,14 @@ class Parser : public ExpressionParser {
         Body out;
         const int first_line = current().line;
         for (;;) {
-            const int line = current().line;
+            const Place at = current().place();
             if (current().kind == Kind::data) {
-                out.push_back(statement_at(line, [text = current().text](const Frame& f) { f.rendering.write(text); }));
+                out.push_back(statement_at(at, [text = current().text](const Frame& f) { f.rendering.write(text); }));
                 next();
             } else if (current().kind == Kind::variable_begin) {
                 next();
-                const int value_line = current().line;
-                out.push_back(statement_at(value_line, [value = tuple(true)](const Frame& frame) {
+                const Place value_place = current().place();
+                out.push_back(statement_at(value_place, [value = tuple(true)](const Frame& frame) {
                     const Value written = value->evaluate(frame);
                     frame.rendering.write(written.is_string() ? written.string() : to_string(written));
                 }));
@@ -97,31 +97,31 @@ class Parser : public ExpressionParser {
     }
 
     Statement statement(Ends enclosing) {
-        const int line = current().line;
+        const Place at = current().place();
         const std::string tag = expect_name();
-        if (tag == "for") return for_loop(line);
-        if (tag == "if") return condition(line);
-        if (tag == "set") return assignment(line);
-        if (tag == "macro") return macro(line);
-        if (tag == "call") return call_block(line);
-        if (tag == "filter") return filter_block(line);
-        if (tag == "generation") return generation(line);
+        if (tag == "for") return for_loop(at);
+        if (tag == "if") return condition(at);
+        if (tag == "set") return assignment(at);
+        if (tag == "macro") return macro(at);
+        if (tag == "call") return call_block(at);
+        if (tag == "filter") return filter_block(at);
+        if (tag == "generation") return generation(at);
         if (tag == "break" || tag == "continue") {
-            if (loops_ == 0) refuse(cat("'", tag, "' outside loop"), line);
+            if (loops_ == 0) refuse(cat("'", tag, "' outside loop"), at);
             const Flow flow = tag == "break" ? Flow::break_loop : Flow::continue_loop;
-            return statement_at(line, [flow](const Frame&) { return flow; });
+            return statement_at(at, [flow](const Frame&) { return flow; });
         }
         refuse(cat("{% ", tag, " %} is not supported in chat templates",
                    enclosing.size() == 0 ? std::string() : cat("; looking for ", listed(enclosing))),
-               line);
+               at);
     }
 
     Target target(bool with_member) {
         const Level level = nested();
-        Target made{current().line, -1, {}, {}, {}};
+        Target made{current().place(), -1, {}, {}, {}};
         bool comma = false;
         while (current().kind == Kind::name || current().is_op("(")) {
-            Target& part = made.parts.emplace_back(Target{current().line, -1, {}, {}, {}});
+            Target& part = made.parts.emplace_back(Target{current().place(), -1, {}, {}, {}});
             if (skip_op("(")) {
                 part = target(with_member);
                 expect_op(")");
@@ -129,7 +129,7 @@ class Parser : public ExpressionParser {
                 static constexpr std::string_view constants[] = {"true", "True", "false", "False", "none", "None"};
                 part.name = expect_name();
                 if (std::ranges::find(constants, part.name) != std::end(constants))
-                    refuse(cat("cannot assign to ", part.name), part.line);
+                    refuse(cat("cannot assign to ", part.name), part.at);
                 part.id = name_id(part.name);
                 if (with_member && skip_op(".")) part.member = expect_name();
             }
@@ -140,11 +140,11 @@ class Parser : public ExpressionParser {
         return comma ? made : Target(made.parts.front());
     }
 
-    Statement for_loop(int line) {
+    Statement for_loop(Place at) {
         auto loop = std::make_shared<Loop>();
         loop->loop_id = name_id("loop");
         loop->target = target(false);
-        if (loop->target.name == "loop") refuse("can't assign to special loop variable in for-loop target", line);
+        if (loop->target.name == "loop") refuse("can't assign to special loop variable in for-loop target", at);
         if (!skip_name("in")) refuse(cat("expected 'in', got ", describe(current())));
         loop->source = tuple(false);
         if (skip_name("if")) loop->condition = expression();
@@ -155,10 +155,10 @@ class Parser : public ExpressionParser {
         const bool has_else = current().text == "else";
         next();
         if (has_else) loop->otherwise = closed_block("endfor");
-        return statement_at(line, [loop](const Frame& frame) { return run_loop(*loop, frame); });
+        return statement_at(at, [loop](const Frame& frame) { return run_loop(*loop, frame); });
     }
 
-    Statement condition(int line) {
+    Statement condition(Place at) {
         std::vector<std::pair<ExpressionPtr, Body>> branches;
         Body otherwise;
         for (std::string end = "elif"; end == "elif";) {
@@ -168,7 +168,7 @@ class Parser : public ExpressionParser {
             next();
             if (end == "else") otherwise = closed_block("endif");
         }
-        return statement_at(line, [=](const Frame& frame) {
+        return statement_at(at, [=](const Frame& frame) {
             for (const auto& [test, then] : branches) {
                 if (truthy(test->evaluate(frame))) return run(then, frame);
             }
@@ -176,20 +176,20 @@ class Parser : public ExpressionParser {
         });
     }
 
-    Statement assignment(int line) {
+    Statement assignment(Place at) {
         const Target to = target(true);
         if (skip_op("=")) {
             const ExpressionPtr value = tuple(true);
-            return statement_at(line, [=](const Frame& frame) { assign(to, value->evaluate(frame), frame); });
+            return statement_at(at, [=](const Frame& frame) { assign(to, value->evaluate(frame), frame); });
         }
         if (current().is_op("|")) unsupported("a {% set %} block with filters");
-        return capturing(line, "endset", [to](const Frame& frame, const Value& text) { assign(to, text, frame); });
+        return capturing(at, "endset", [to](const Frame& frame, const Value& text) { assign(to, text, frame); });
     }
 
     /// A statement that hands what its block writes to `use(frame, text)`, unless the block leaves a loop.
     template <class Use>
-    Statement capturing(int line, std::string_view end, Use use) {
-        return statement_at(line, [use, block = closed_block(end)](const Frame& frame) {
+    Statement capturing(Place at, std::string_view end, Use use) {
+        return statement_at(at, [use, block = closed_block(end)](const Frame& frame) {
             Flow flow = Flow::normal;
             const Value text = frame.rendering.captured([&] { flow = run(block, frame.inner()); });
             if (flow == Flow::normal) use(frame, text);
@@ -202,57 +202,57 @@ class Parser : public ExpressionParser {
         expect_op("(");
         while (!skip_op(")")) {
             if (!out.empty()) expect_op(",");
-            const int line = current().line;
+            const Place at = current().place();
             const std::string name = expect_name();
             for (const Macro::Parameter& other : out) {
-                if (other.name == name) refuse(cat("duplicate argument '", name, "'"), line);
+                if (other.name == name) refuse(cat("duplicate argument '", name, "'"), at);
             }
             const ExpressionPtr otherwise = skip_op("=") ? expression() : nullptr;
             if (!otherwise && !out.empty() && out.back().otherwise)
-                refuse("non-default argument follows default argument", line);
+                refuse("non-default argument follows default argument", at);
             out.push_back({name_id(name), name, otherwise});
         }
         return out;
     }
 
-    Statement macro(int line) {
+    Statement macro(Place at) {
         auto made = std::make_shared<Macro>();
         made->name = expect_name();
         made->caller_id = name_id("caller");
         made->parameters = parameters();
         made->body = function_body("endmacro");
-        return statement_at(line, [made, id = name_id(made->name)](const Frame& frame) {
+        return statement_at(at, [made, id = name_id(made->name)](const Frame& frame) {
             frame.scope->set(id, make_macro(made, frame));
         });
     }
 
-    Statement call_block(int line) {
+    Statement call_block(Place at) {
         auto made = std::make_shared<Macro>();
         made->name = "caller";
         made->caller_id = name_id("caller");
         if (current().is_op("(")) made->parameters = parameters();
         const ExpressionPtr call = expression();
-        if (!call->is_call) refuse("expected call", line);
+        if (!call->is_call) refuse("expected call", at);
         made->body = function_body("endcall");
-        return statement_at(line, [made, call](const Frame& frame) {
+        return statement_at(at, [made, call](const Frame& frame) {
             const Value caller = make_macro(made, frame);
             frame.rendering.caller = &caller;
             frame.rendering.write(to_string(call->evaluate(frame)));
         });
     }
 
-    Statement filter_block(int line) {
-        const ExpressionPtr text = node(line, {}, [](const Frame& frame) { return *frame.rendering.filtered; });
+    Statement filter_block(Place at) {
+        const ExpressionPtr text = node(at, {}, [](const Frame& frame) { return *frame.rendering.filtered; });
         const ExpressionPtr filtered = filters(text, true);
-        return capturing(line, "endfilter", [filtered](const Frame& frame, const Value& body) {
+        return capturing(at, "endfilter", [filtered](const Frame& frame, const Value& body) {
             frame.rendering.filtered = &body;
             frame.rendering.write(to_string(filtered->evaluate(frame)));
         });
     }
 
-    Statement generation(int line) {
+    Statement generation(Place at) {
         program_.has_generation = true;
-        return statement_at(line, [block = function_body("endgeneration")](const Frame& frame) {
+        return statement_at(at, [block = function_body("endgeneration")](const Frame& frame) {
             Rendering& out = frame.rendering;
             const std::size_t begin = out.output.size();
             run(block, frame.inner());

@@ -39,7 +39,7 @@ class Template {
 
     /// `name` is for messages. Input Error with name, line and column for a template that Jinja would refuse.
     static Template compile(std::string_view source, std::string name);
-    /// Input Error with name and line for what the template raises, and when it takes too long, nests too
+    /// Input Error with name, line and column for what the template raises, and when it takes too long, nests too
     /// deep or writes too much. `steps` is how long "too long" is.
     RenderedTemplate render(const Variables& variables, int64_t steps = most_steps) const;
     bool has_generation() const;

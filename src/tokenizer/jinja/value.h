@@ -22,12 +22,20 @@
 
 namespace unsloth::tokenizer::jinja {
 
-/// What goes wrong while a template is parsed or rendered; `line` is the template's (0: not known yet).
+/// In a template, from 1; 0: not known.
+struct Place {
+    Place(int line = 0, int column = 0) : line(line), column(column) {}
+    int line;
+    int column;  ///< in characters
+};
+
+/// What goes wrong while a template is parsed or rendered.
 class Failure : public std::runtime_error {
   public:
-    explicit Failure(const std::string& message, int at_line = 0) : std::runtime_error(message), line(at_line) {}
+    explicit Failure(const std::string& message, Place at = {})
+        : std::runtime_error(message), line(at.line), column(at.column) {}
     int line;
-    int column = 0;  ///< in characters, from 1; 0: not known
+    int column;
 };
 [[noreturn]] inline void fail(const std::string& message) {
     throw Failure(message);
@@ -36,10 +44,10 @@ class Failure : public std::runtime_error {
 /// One more level of recursion while it lives. Failure beyond `most`: an error in place of a stack overflow.
 class Level {
   public:
-    Level(int& depth, int most, const char* reason, int line = 0) : depth_(depth) {
+    Level(int& depth, int most, const char* reason, Place at = {}) : depth_(depth) {
         if (++depth_ <= most) return;
         --depth_;
-        throw Failure(reason, line);
+        throw Failure(reason, at);
     }
     ~Level() { --depth_; }
     Level(const Level&) = delete;
