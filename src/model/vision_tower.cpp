@@ -155,20 +155,32 @@ class Sight {
 
 std::vector<ImagePlace> image_places(const spec::VisionSpec& spec, const std::vector<data::Image>& images) {
     std::vector<ImagePlace> places;
-    int64_t feature = 0;
+    int64_t next = 0;
     for (const data::Image& image : images) {
-        const int64_t count = spec.tokens_of(image.patches());
-        places.push_back({feature, image.first, count});
-        feature += count;
+        const int64_t count = spec.tokens_of(image.patches()), before = image.cached;
+        int64_t seen = next;
+        for (std::size_t i = 0; i < places.size() && seen == next; ++i)
+            if (images[i].pixels == image.pixels) seen = places[i].seen;
+        places.push_back({seen + before, image.first, count - before, seen, seen != next});
+        if (seen == next) next += count;
     }
     return places;
+}
+
+int64_t features_of(const spec::VisionSpec& spec, const std::vector<data::Image>& images) {
+    const std::vector<ImagePlace> places = image_places(spec, images);
+    int64_t features = 0;
+    for (std::size_t i = 0; i < places.size(); ++i)
+        if (!places[i].again) features += spec.tokens_of(images[i].patches());
+    return features;
 }
 
 void see_images(ops::Context& ctx, const spec::VisionSpec& spec, const weights::VisionWeights& w,
                 const VisionBuffers& b, const std::vector<data::Image>& images) {
     const ops::Region region(ctx, "tower");
     const std::vector<ImagePlace> places = image_places(spec, images);
-    for (std::size_t i = 0; i < images.size(); ++i) Sight(ctx, spec, w, b, images[i]).pass(places[i].feature);
+    for (std::size_t i = 0; i < images.size(); ++i)
+        if (!places[i].again) Sight(ctx, spec, w, b, images[i]).pass(places[i].seen);
 }
 
 }  // namespace unsloth::model

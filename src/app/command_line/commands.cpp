@@ -43,7 +43,8 @@ ConfigUse inference(const std::vector<std::string>& names, const std::vector<std
     return use;
 }
 
-const ConfigUse of_generate = inference({"data.template", "data.chat_template_kwargs"}, {"model.max_seq_length"});
+const ConfigUse of_generate =
+    inference({"data.template", "data.chat_template_kwargs", "data.image_root"}, {"model.max_seq_length"});
 const ConfigUse of_score =
     inference({"data", "training.objective", "training.seed", "distill.temperature"}, {"data.packing", "data.shuffle"});
 const ConfigUse of_evaluate =
