@@ -11,7 +11,13 @@ namespace unsloth::session {
 
 Sight::Sight(const OpenedModel& opened) {
     if (!opened.file->spec.vision) return;
-    vision_ = data::read_vision_rows(opened.file->checkpoint.folder());
+    try {
+        vision_ = data::read_vision_rows(opened.file->checkpoint.folder());
+    } catch (const Error& unread) {  // texts are answered all the same
+        auto vision = std::make_shared<data::VisionRows>();
+        vision->missing = unread.what();
+        vision_ = std::move(vision);
+    }
     tower_ = *opened.file->spec.vision;
 }
 

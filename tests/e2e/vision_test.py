@@ -172,7 +172,7 @@ class Answers(Seeing):
         file = write_rows(rows.with_name("judged.jsonl"), answered)
         written = self.folder / "answers.jsonl"
         done = self.succeed(
-            "evaluate", "--model.path", folder, "--device", "cpu", *FP32, *ANSWERED, "--data.train_file", file,
+            "evaluate", "--model.path", folder, "--device", "cpu", *FP32, *ANSWERED, "--data.eval_file", file,
             "--metric", "exact_match", "--answers", written, "--json",
         )  # fmt: skip
         self.assertEqual(json.loads(done.out)["answers"], len(prompts))
@@ -266,7 +266,7 @@ class Serving(Seeing, Served):
             self.assertIn("data: URLs", answer["error"]["message"])
         for url, told in (
             ("data:image/png;base64,%%%", "base64"),
-            ("data:image/png;base64," + base64.b64encode(b"no image").decode(), "neither"),
+            ("data:image/png;base64," + base64.b64encode(b"no image").decode(), "JPEG"),
             ("data:image/png,raw", "base64"),
         ):
             status, answer = chat({"type": "image_url", "image_url": {"url": url}})

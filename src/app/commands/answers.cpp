@@ -101,7 +101,7 @@ void declare_generate(OptionSet& options, CommandLine& line) {
     options
         .add("image", line.generate.images,
              "Image file of --prompt: JPEG, PNG or WebP. May be given several times. Images stand before the prompt's "
-             "text, or each at an <image> of it. With --chat: of the first message.")
+             "text, or each at a `<image>` of it. With --chat: of the first message.")
         .path("FILE")
         .verbatim()
         .not_with("file")
