@@ -78,11 +78,10 @@ void run_evaluate(const config::LoadedConfig& given, const engine_api::EvaluateR
     int64_t shortest = stats.longest;
     for (int64_t i = 0; i < rows.size(); ++i) shortest = std::min(shortest, rows.tokens(i));
     if (answers) {
-        if (limits.patches > 0)
-            throw Error("option.unsupported", "--metric answers prompts, and the rows' prompts have images",
-                        "Leave --metric out: the loss of such rows is measured.");
         shortest = 1;
-        limits.tokens = std::max({limits.tokens, answers->longest(), answers->rows()});
+        // A pass has room for an image as a whole, whatever others decode.
+        const int64_t beside = answers->sees_images() ? answers->rows() : 0;
+        limits.tokens = std::max({limits.tokens, answers->longest() + beside, answers->rows()});
         limits.segments = std::max(limits.segments, answers->rows());
         limits.labels = std::max(limits.labels, answers->rows());
     }

@@ -10,6 +10,8 @@
 #include "unsloth/core/error.h"
 #include "unsloth/core/interrupt.h"
 #include "unsloth/core/log.h"
+#include "unsloth/core/text.h"
+#include "unsloth/data/seen_prompt.h"
 #include "unsloth/generate/decoder.h"
 #include "unsloth/generate/detokenizer.h"
 #include "unsloth/session/generation.h"
@@ -18,15 +20,15 @@
 namespace unsloth::commands {
 namespace {
 
-session::Prompt encode_prompt(const engine_api::GenerateRequest& request, const session::PromptEncoder& encoder) {
-    if (request.raw) return encoder.text(request.prompt);
+session::SeenPrompt encode_prompt(const engine_api::GenerateRequest& request, const session::PromptEncoder& encoder) {
+    if (request.raw) return encoder.text(request.prompt, request.images);
     if (!encoder.raw())
         log::info("the prompt is a user's message to chat template ", encoder.chat_template().name(),
                   " (--raw: the text as it is)");
     else if (!request.rows.empty())
         log::info("the prompt is the text as it is, as in the run's rows of format ", request.rows,
                   " (--template NAME: a user's message)");
-    return encoder.prompt(request.prompt);
+    return encoder.prompt(request.prompt, request.images);
 }
 
 /// The number of the adapter that a row names, -1 for the base.
@@ -44,9 +46,9 @@ int32_t number_of(const session::NamedAt& row, const engine_api::NamedFolders& a
 }
 
 /// What the longest answer takes, for a message.
-std::string longest_named(const std::vector<session::Prompt>& prompts, const engine_api::GenerateRequest& request) {
+std::string longest_named(const std::vector<session::SeenPrompt>& prompts, const engine_api::GenerateRequest& request) {
     if (prompts.empty()) return cat("--max_new_tokens ", request.max_new_tokens);
-    const auto shorter = [](const session::Prompt& a, const session::Prompt& b) { return a.size() < b.size(); };
+    const auto shorter = [](const session::SeenPrompt& a, const session::SeenPrompt& b) { return a.size() < b.size(); };
     const auto at = std::max_element(prompts.begin(), prompts.end(), shorter);
     const std::string which = request.file.empty() ? "" : cat(" ", at - prompts.begin() + 1, " of ", request.file);
     return cat("prompt", which, " and --max_new_tokens take ", at->size(), " + ", request.max_new_tokens, " tokens");
@@ -55,11 +57,13 @@ std::string longest_named(const std::vector<session::Prompt>& prompts, const eng
 /// What passes and cache must hold.
 struct AnswerSizes {
     int64_t rows = 1, pass_tokens = 1, context = 1;
+    int64_t patches = 0;  ///< of the largest image; 0: there is none
     placement::CacheSize cache;
 };
 
 AnswerSizes sizes_of(const config::LoadedConfig& loaded, const engine_api::GenerateRequest& request,
-                     const spec::ModelSpec& spec, const std::vector<session::Prompt>& prompts) {
+                     const spec::ModelSpec& spec, const std::vector<session::SeenPrompt>& prompts,
+                     const session::Sight& sight) {
     const int64_t longest = prompts.empty() ? 0 : session::longest_of(prompts), allowed = spec.usable_positions();
     const std::string asked = longest_named(prompts, request);
     if (longest + request.max_new_tokens > allowed)
@@ -74,13 +78,15 @@ AnswerSizes sizes_of(const config::LoadedConfig& loaded, const engine_api::Gener
         throw Error("model.too-many-positions", cat(asked, ": --max_model_len is ", sizes.context),
                     "Raise it, or set a lower --max_new_tokens.");
     int64_t tokens = 0;  // of all prompts
-    for (const session::Prompt& prompt : prompts) tokens += static_cast<int64_t>(prompt.size()) * request.n;
+    for (const session::SeenPrompt& prompt : prompts) tokens += prompt.size() * request.n;
     const int64_t answers = request.chat ? 1 : static_cast<int64_t>(prompts.size()) * request.n;
     sizes.rows = std::min(request.max_rows, answers);
     sizes.pass_tokens = std::min(request.max_batch_tokens, request.chat ? sizes.context : tokens);
     if (spec.has_rope(spec::RopeSpec::Type::dynamic))  // whole prompts
         sizes.pass_tokens = std::max(sizes.pass_tokens, request.chat ? sizes.context : longest);
     sizes.pass_tokens = std::max(sizes.pass_tokens, sizes.rows);
+    if (request.chat) sizes.patches = sight.most_patches(sizes.pass_tokens);
+    for (const session::SeenPrompt& prompt : prompts) sizes.patches = std::max(sizes.patches, prompt.patches());
     sizes.cache = answer_cache(loaded, request, spec, sizes.rows, sizes.context);
     return sizes;
 }
@@ -111,10 +117,11 @@ class Stream {
     std::size_t printed_ = 0;
 };
 
-generate::Request make_request(const engine_api::GenerateRequest& request, const session::Prompt& prompt,
+generate::Request make_request(const engine_api::GenerateRequest& request, const session::SeenPrompt& prompt,
                                const std::vector<int32_t>& stops) {
     generate::Request made;
-    made.prompt = prompt;
+    made.prompt = prompt.ids;
+    made.images = prompt.images;
     made.max_new_tokens = request.max_new_tokens;
     made.sampling = request.sampling;
     made.seed = static_cast<uint64_t>(request.seed);
@@ -126,7 +133,7 @@ generate::Request make_request(const engine_api::GenerateRequest& request, const
 class AnswerAll {
   public:
     AnswerAll(const engine_api::GenerateRequest& request, const tokenizer::Tokenizer& tokenizer,
-              const std::vector<session::Prompt>& prompts, const std::vector<int32_t>& adapters)
+              const std::vector<session::SeenPrompt>& prompts, const std::vector<int32_t>& adapters)
         : request_(request), tokenizer_(tokenizer), prompts_(prompts), adapters_(adapters) {}
 
     /// Until a signal asks to stop: what is complete was printed then.
@@ -174,8 +181,9 @@ class AnswerAll {
             said = text(i).text();
         }
         if (!request_.json) return write(said);
-        nlohmann::ordered_json object{
-            {"prompt_ids", prompts_[static_cast<std::size_t>(i / request_.n)]}, {"ids", answer.ids}, {"text", said}};
+        nlohmann::ordered_json object{{"prompt_ids", prompts_[static_cast<std::size_t>(i / request_.n)].ids},
+                                      {"ids", answer.ids},
+                                      {"text", said}};
         if (request_.logprobs) object["logprobs"] = answer.logprobs;
         if (request_.n > 1) object["answer"] = i % request_.n;
         if (failed) object["error"] = "the logits of the next token are not finite";
@@ -187,7 +195,7 @@ class AnswerAll {
 
     const engine_api::GenerateRequest& request_;
     const tokenizer::Tokenizer& tokenizer_;
-    const std::vector<session::Prompt>& prompts_;
+    const std::vector<session::SeenPrompt>& prompts_;
     const std::vector<int32_t>& adapters_;                 ///< of a file's prompts
     std::vector<generate::IncrementalDetokenizer> texts_;  ///< with stop texts, one a request
     std::map<int64_t, generate::Completion> ended_;
@@ -205,6 +213,13 @@ void answer_stream(const engine_api::GenerateRequest& request, const tokenizer::
     if (said != nullptr) *said = text;
 }
 
+/// The file of a line "/image FILE"; nothing of another line.
+std::optional<std::string> image_of(const std::string& line) {
+    constexpr std::string_view command = "/image ";
+    if (!line.starts_with(command)) return std::nullopt;
+    return trimmed(line.substr(command.size()));
+}
+
 /// Turn by turn: the cache keeps the pages of what was said, and a turn computes what is new alone.
 void chat(const engine_api::GenerateRequest& request, const session::PromptEncoder& encoder,
           const tokenizer::Tokenizer& tokenizer, generate::Decoder& decoder, const std::vector<int32_t>& stops,
@@ -216,13 +231,18 @@ void chat(const engine_api::GenerateRequest& request, const session::PromptEncod
         log::info("chat template ", encoder.chat_template().name());
     nlohmann::ordered_json messages = nlohmann::ordered_json::array();
     std::string line = request.prompt;
+    std::vector<std::string> images = request.images;  // of the next message
     for (bool given = !line.empty(); given || std::getline(std::cin, line); given = false) {
         if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
-        messages.push_back({{"role", "user"}, {"content", line}});
-        const session::Prompt prompt = encoder.messages({{"messages", messages}});
+        if (const auto image = image_of(line)) {
+            images.push_back(*image);
+            continue;
+        }
+        messages.push_back(data::user_message(line, session::absolute(std::exchange(images, {}))));
+        const session::SeenPrompt prompt = encoder.seen_messages({{"messages", messages}}, session::anywhere);
         generate::Request turn = make_request(request, prompt, stops);
         turn.prompt_number = static_cast<uint32_t>(messages.size() / 2);
-        turn.max_new_tokens = std::min(turn.max_new_tokens, context - static_cast<int64_t>(prompt.size()));
+        turn.max_new_tokens = std::min(turn.max_new_tokens, context - prompt.size());
         if (turn.max_new_tokens < 1)
             throw Error("data.row-too-long",
                         cat("the conversation has ", prompt.size(), " tokens, and room for ", context),
@@ -239,8 +259,9 @@ void run_generate(const config::LoadedConfig& given, const engine_api::GenerateR
     const config::LoadedConfig loaded = session::with_base(given, request.adapters);
     const session::OpenedModel opened = session::open_model(loaded.config);
     const tokenizer::Tokenizer tokenizer = opened.tokenizer();
-    const session::PromptEncoder encoder(tokenizer, loaded.config.data, request.rows);
-    std::vector<session::Prompt> prompts;
+    const session::Sight sight(opened);
+    const session::PromptEncoder encoder(tokenizer, loaded.config.data, request.rows, sight);
+    std::vector<session::SeenPrompt> prompts;
     std::vector<int32_t> adapters;  // of each prompt
     if (!request.file.empty()) {
         std::vector<session::NamedAt> named;
@@ -253,10 +274,10 @@ void run_generate(const config::LoadedConfig& given, const engine_api::GenerateR
         if (id >= opened.file->spec.vocab_size)
             throw Error("option.out-of-range",
                         cat("--logit_bias: id ", id, ", the model has ", opened.file->spec.vocab_size));
-    const AnswerSizes sizes = sizes_of(loaded, request, opened.file->spec, prompts);
+    const AnswerSizes sizes = sizes_of(loaded, request, opened.file->spec, prompts, sight);
     const session::LoadedModel model =
         session::load_for_inference(loaded, opened, sizes.pass_tokens, sizes.rows, sizes.rows,
-                                    /*fewest_tokens=*/1, sizes.cache, request.adapters);
+                                    /*fewest_tokens=*/1, sizes.cache, request.adapters, {}, sizes.patches);
     generate::DecoderOptions options;
     if (!request.chat && !request.stream) options.prefill_tokens = sizes.pass_tokens;  // nobody reads along
     generate::Decoder decoder(*model.ctx, *model.model, options);

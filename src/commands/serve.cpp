@@ -81,11 +81,12 @@ weights::AdapterSlots slots_for(const GenerateRequest& answers, const ServeReque
 
 struct ServedSizes {
     int64_t rows = 1, singly = 0, pass_tokens = 1;
+    int64_t patches = 0;  ///< of the largest image; 0: there is none
     placement::CacheSize cache;
 };
 
 ServedSizes served_sizes(const config::LoadedConfig& loaded, const GenerateRequest& answers,
-                         const spec::ModelSpec& spec) {
+                         const spec::ModelSpec& spec, const session::Sight& sight) {
     require_max_model_len(answers, spec);
     const bool dynamic = spec.has_rope(spec::RopeSpec::Type::dynamic);  // whole prompts, one sequence at a time
     const int64_t context = answers.max_context > 0 ? answers.max_context : spec.usable_positions();
@@ -93,6 +94,7 @@ ServedSizes served_sizes(const config::LoadedConfig& loaded, const GenerateReque
     sizes.rows = dynamic ? 1 : answers.max_rows;
     sizes.singly = dynamic ? 0 : generate::ChunkedPrefillBounds{}.most;
     sizes.pass_tokens = std::max(dynamic ? context : answers.max_batch_tokens, sizes.rows + sizes.singly);
+    sizes.patches = sight.most_patches(std::min(sizes.pass_tokens, context));
     sizes.cache = answer_cache(loaded, answers, spec, sizes.rows, context);
     return sizes;
 }
@@ -218,12 +220,13 @@ void run_serve(const config::LoadedConfig& given, const GenerateRequest& answers
     const std::vector<std::string> keys = read_keys(request.api_key_file);
     const weights::AdapterSlots slots =
         slots_for(answers, request, spec, loaded.config.model.adapter_name_or_path.has_value());
-    const ServedSizes sizes = served_sizes(loaded, answers, spec);
+    const session::Sight sight(opened);
+    const ServedSizes sizes = served_sizes(loaded, answers, spec, sight);
     Gate gate;
     Servers servers(request, gate.handler());
     const session::LoadedModel model =
         session::load_for_inference(loaded, opened, sizes.pass_tokens, sizes.rows + sizes.singly, sizes.pass_tokens,
-                                    /*fewest_tokens=*/1, sizes.cache, {}, slots);
+                                    /*fewest_tokens=*/1, sizes.cache, {}, slots, sizes.patches);
 
     const std::string name = request.served_model_name.empty() ? loaded.config.model.path : request.served_model_name;
     serve::Metrics metrics(name);
@@ -254,7 +257,8 @@ void run_serve(const config::LoadedConfig& given, const GenerateRequest& answers
                             .vocab_size = spec.vocab_size,
                             .stop_ids = session::stop_ids(tokenizer, spec),
                             .folder = formats::resolve_model_path(loaded.config.model.path).string(),
-                            .decision_temperature = decision_temperature_of(loaded.config.model)});
+                            .decision_temperature = decision_temperature_of(loaded.config.model),
+                            .sight = sight});
     std::optional<serve::RunWatcher> watcher;
     if (!request.watch.empty())
         watcher.emplace(request.watch, [&, run = name_of_run(request.watch)](const std::string& folder) {

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
-#include <string_view>
 
 #include "data/columns.h"
 #include "data/image_source.h"
@@ -18,7 +17,6 @@ using Json = nlohmann::ordered_json;
 
 constexpr const char* conversation_columns[] = {"messages", "conversations", "prompt", "completion"};
 constexpr const char* image_columns[] = {"images", "image"};
-constexpr std::string_view placeholder = "<image>";
 
 bool has_image_column(const Json& row) {
     return std::ranges::any_of(image_columns, [&](const char* column) { return says_something(row, column); });
@@ -41,7 +39,7 @@ bool is_image_part(const Json& part) {
 bool has_place(const Json& content, bool in_texts) {
     if (content.is_array()) return std::any_of(content.begin(), content.end(), is_image_part);
     return in_texts && content.is_string() &&
-           content.get_ref<const std::string&>().find(placeholder) != std::string::npos;
+           content.get_ref<const std::string&>().find(image_placeholder) != std::string::npos;
 }
 
 /// The text between images as a part; nothing of an empty one.
@@ -65,10 +63,11 @@ class ImageTaker {
         Json parts = Json::array();
         if (content.is_string()) {
             std::string_view text = content.get_ref<const std::string&>();
-            for (std::size_t at = text.find(placeholder); at != std::string_view::npos; at = text.find(placeholder)) {
+            for (std::size_t at = text.find(image_placeholder); at != std::string_view::npos;
+                 at = text.find(image_placeholder)) {
                 add_text(text.substr(0, at), parts);
                 add_place(nullptr, where, parts);
-                text.remove_prefix(at + placeholder.size());
+                text.remove_prefix(at + image_placeholder.size());
             }
             add_text(text, parts);
         } else {
@@ -138,7 +137,7 @@ bool has_image_places(const Json& row) {
         if (found == row.end()) continue;
         if (found->is_string()) {  // a table's cell
             const auto& text = found->get_ref<const std::string&>();
-            if (text.starts_with("[{") && ((in_texts && text.find(placeholder) != std::string::npos) ||
+            if (text.starts_with("[{") && ((in_texts && text.find(image_placeholder) != std::string::npos) ||
                                            text.find("\"image") != std::string::npos))
                 return true;
         }

@@ -3,12 +3,16 @@
 
 #include <nlohmann/json_fwd.hpp>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "unsloth/data/encoder.h"
 #include "unsloth/data/vision.h"
 
 namespace unsloth::data {
+
+/// A place for an image in a text.
+inline constexpr std::string_view image_placeholder = "<image>";
 
 /// Whether a row has a place for an image: a content part {type: image} or {type: image_url} of a message (in messages,
 /// conversations, prompt and completion), or `<image>` in a message's text beside a column images or image.

@@ -55,7 +55,7 @@ std::optional<BlockAllocator::Found> BlockAllocator::find(PrefixHash before, std
 }
 
 BlockAllocator::PrefixHash BlockAllocator::commit(int32_t number, PrefixHash before, std::span<const int32_t> ids) {
-    UNSLOTH_CHECK(static_cast<int64_t>(ids.size()) == page_tokens_, ids.size(), " ids for a page of ", page_tokens_);
+    UNSLOTH_CHECK(static_cast<int64_t>(ids.size()) >= page_tokens_, ids.size(), " ids for a page of ", page_tokens_);
     Page& page = at(number);
     UNSLOTH_CHECK(page.holders > 0 && page.text == 0, "page ", number, " is not being written");
     if (const auto found = find(before, ids)) return found->text;

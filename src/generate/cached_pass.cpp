@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "unsloth/generate/decoder.h"
+#include "unsloth/generate/prompt_images.h"
 #include "unsloth/ops/paged_attention.h"
 
 namespace unsloth::generate {
@@ -14,6 +15,29 @@ int32_t slot(const Sequence& s, int64_t position) {
     return static_cast<int32_t>(page * ops::page_tokens + position % ops::page_tokens);
 }
 
+/// The positions of time, height and width of a sequence's token.
+void add_axes(const Sequence& s, int64_t t, std::vector<int32_t>& axes_T3) {
+    const PromptImages* const images = s.request.images.get();
+    if (images != nullptr && 3 * t < static_cast<int64_t>(images->axes_T3.size())) {
+        const auto at = images->axes_T3.begin() + 3 * t;
+        axes_T3.insert(axes_T3.end(), at, at + 3);
+    } else {
+        axes_T3.insert(axes_T3.end(), 3, static_cast<int32_t>(t) + (images != nullptr ? images->offset : 0));
+    }
+}
+
+/// The images of this part, whose first token is number `first` of the pass.
+void add_images(const ScheduledChunk& part, int64_t first, std::vector<data::Image>& to) {
+    const Sequence& s = *part.sequence;
+    if (!s.request.images) return;
+    for (std::size_t i = 0; i < s.request.images->images.size(); ++i) {
+        if (!PromptImages::lies_in(s.request.images->places[i], s.cached, s.cached + part.count)) continue;
+        data::Image& image = to.emplace_back(s.request.images->images[i]);
+        image.cached = std::max(0, static_cast<int32_t>(s.cached) - image.first);
+        image.first += image.cached + static_cast<int32_t>(first - s.cached);
+    }
+}
+
 }  // namespace
 
 void pad(model::CachedPass& pass, int64_t most) {
@@ -23,6 +47,8 @@ void pad(model::CachedPass& pass, int64_t most) {
     for (int64_t row = tokens; row < bucket; ++row) {
         for (auto* values : {&pass.batch.ids_T, &pass.batch.positions_T, &pass.slots_T, &pass.rows.lengths})
             values->push_back(values->back());
+        if (!pass.batch.axes_T3.empty())
+            for (int axis = 0; axis < 3; ++axis) pass.batch.axes_T3.push_back(pass.batch.axes_T3.end()[-3]);
         if (!pass.adapter_T.empty()) pass.adapter_T.push_back(pass.adapter_T.back());
         pass.batch.segments.push_back(static_cast<int32_t>(row + 1));
         pass.rows.q_offsets.push_back(static_cast<int32_t>(row + 1));
@@ -43,6 +69,10 @@ model::CachedPass pass_of(const std::vector<ScheduledChunk>& parts, int64_t cont
     ops::PagedRows& rows = pass.rows;
     rows.most_pages = ops::pages_of(context);
     batch.segments = rows.q_offsets = {0};
+    const bool has_axes = std::ranges::any_of(parts, [](const ScheduledChunk& part) {
+        const auto& images = part.sequence->request.images;
+        return images && !images->axes_T3.empty();
+    });
     for (const ScheduledChunk& part : parts) {
         const Sequence& s = *part.sequence;
         const int64_t end = s.cached + part.count;
@@ -56,7 +86,9 @@ model::CachedPass pass_of(const std::vector<ScheduledChunk>& parts, int64_t cont
             rows.pages.resize(rows.lengths.size() * static_cast<std::size_t>(rows.most_pages));
             rows.decoding += part.decodes() || part.as_decode_rows ? 1 : 0;
         };
+        add_images(part, batch.tokens(), batch.images);
         for (int64_t t = s.cached; t < end; ++t) {
+            if (has_axes) add_axes(s, t, batch.axes_T3);
             batch.ids_T.push_back(part.ahead() ? 0 : s.ids[static_cast<std::size_t>(t)]);
             batch.positions_T.push_back(static_cast<int32_t>(t));
             pass.slots_T.push_back(slot(s, t));

@@ -12,6 +12,7 @@
 #include "generate/uploaded.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/parallel.h"
+#include "unsloth/generate/prompt_images.h"
 #include "unsloth/ops/paged_attention.h"
 
 namespace unsloth::generate {
@@ -102,6 +103,10 @@ int64_t Decoder::add(Request request) {
                     "Raise --max_num_batched_tokens.");
     UNSLOTH_CHECK(request.adapter >= -1 && request.adapter < model_.sizes().adapters, "adapter ", request.adapter,
                   " of ", model_.sizes().adapters);
+    if (const int64_t patches = request.images ? request.images->patches() : 0; patches > model_.sizes().patches)
+        throw Error("image.too-large",
+                    cat("an image has ", patches, " patches, and ", model_.sizes().patches, " were planned for"),
+                    "Make the image smaller.");
     UNSLOTH_CHECK(request.logprobs == ops::LogprobOf::model || request.sampling.temperature > 0,
                   "a policy of temperature ", request.sampling.temperature);
     UNSLOTH_CHECK(!request.prompt_logprobs || model_.sizes().head_rows >= model_.sizes().tokens,
@@ -276,7 +281,7 @@ Decoder::Issued Decoder::issue(const std::vector<ScheduledChunk>& parts, const a
     });
     const bool waits =
         std::any_of(parts.begin(), parts.end(), [](const ScheduledChunk& part) { return part.decodes(); });
-    issued.is_timed = on_pass_ && waits && model_.counts().recorded == recorded;
+    issued.is_timed = on_pass_ && waits && pass.batch.images.empty() && model_.counts().recorded == recorded;
     issued.ids = issued.ids_C, issued.logprobs = issued.logprobs_C;
     if (!issued.rated.empty()) rated.take(issued.rated_logprobs, issued.top_ids, issued.top_logprobs);
     if (ctx_.is_cuda()) {

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "unsloth/core/error.h"
+#include "unsloth/generate/prompt_images.h"
 
 namespace unsloth::generate {
 namespace {
@@ -19,8 +20,9 @@ int64_t pages_for(int64_t tokens, int64_t page_tokens) {
 void sort_parts(std::vector<ScheduledChunk>& parts) {
     const auto others =
         std::stable_partition(parts.begin(), parts.end(), [](const ScheduledChunk& p) { return p.decodes(); });
-    std::stable_partition(others, parts.end(),
-                          [](const ScheduledChunk& p) { return p.sequence->cached > 0 || p.as_decode_rows; });
+    const auto rest =
+        std::stable_partition(others, parts.end(), [](const ScheduledChunk& p) { return p.as_decode_rows; });
+    std::stable_partition(rest, parts.end(), [](const ScheduledChunk& p) { return p.sequence->cached > 0; });
 }
 
 }  // namespace
@@ -44,6 +46,10 @@ int64_t Scheduler::add(Request request) {
                     "Raise --max_model_len, or lower --max_new_tokens.");
     UNSLOTH_CHECK(static_cast<BlockAllocator::PrefixHash>(request.adapter + 1) < Sequence::most_beginnings, "adapter ",
                   request.adapter);
+    if (const int64_t image = request.images ? request.images->longest_image() : 0; image > longest_image())
+        throw Error("image.too-large",
+                    cat("an image takes ", image, " tokens, and passes have room for ", longest_image(), " of one"),
+                    "Raise --max_num_batched_tokens, or make the image smaller.");
     auto sequence = std::make_unique<Sequence>();
     sequence->number = added_++;
     sequence->ids = request.prompt;
@@ -94,12 +100,20 @@ void Scheduler::add_decoding(std::vector<ScheduledChunk>& parts) {
     }
 }
 
+/// The images of a pass, by their pixels, and the room for their features: as many as its tokens.
+struct Scheduler::Seen {
+    std::vector<const void*> pixels;
+    int64_t room = 0;
+    bool has(const data::Image& image) const { return std::ranges::find(pixels, image.pixels.get()) != pixels.end(); }
+};
+
 /// Up to so many tokens; with a rule as it says of the first prompt to come.
 void Scheduler::add_prompts(std::vector<ScheduledChunk>& parts, int64_t tokens, const ChunkedPrefillPolicy& policy) {
     bool asks = static_cast<bool>(policy), singly = false;
     const auto rows = static_cast<int64_t>(parts.size());
-    int64_t keys = 0;
-    for (const ScheduledChunk& part : parts) keys += part.sequence->cached + 1;
+    int64_t keys = 0, left = limits_.pass_tokens;
+    Seen seen{{}, limits_.pass_tokens};
+    for (const ScheduledChunk& part : parts) keys += part.sequence->cached + 1, left -= part.count;
     const auto add = [&](Sequence& s) {
         if (std::exchange(asks, false)) {
             const PrefillChunk most = policy(rows, keys, s.cached);
@@ -107,11 +121,14 @@ void Scheduler::add_prompts(std::vector<ScheduledChunk>& parts, int64_t tokens, 
             tokens = std::min({tokens, most.tokens, singly ? limits_.segments - rows : tokens});
         }
         const int64_t room = (static_cast<int64_t>(s.pages.size()) + pool_.free()) * pool_.page_tokens() - s.cached;
-        const int64_t count = std::min({s.remaining(), tokens, room});
+        const int64_t fits = std::min({s.remaining(), tokens, room});
+        if (fits <= 0) return;
+        const int64_t count = with_whole_images(s, fits, std::min(left, room), seen);
         if (count <= 0) return;
         make_room(s, count);
-        parts.push_back({.sequence = &s, .count = count, .as_decode_rows = singly});
+        parts.push_back({.sequence = &s, .count = count, .as_decode_rows = singly && count <= fits});
         tokens -= count;
+        left -= count;
     };
     for (const auto& s : running_)
         if (s->remaining() > 1) add(*s);
@@ -127,16 +144,44 @@ void Scheduler::add_prompts(std::vector<ScheduledChunk>& parts, int64_t tokens, 
     }
 }
 
-std::span<const int32_t> Scheduler::page_ids(const Sequence& s, int64_t page) const {
-    return std::span(s.ids).subspan(static_cast<std::size_t>(page * pool_.page_tokens()),
-                                    static_cast<std::size_t>(pool_.page_tokens()));
+/// What the keys of a page depend on, besides those before it: its ids, and which images some of them stand for.
+std::vector<int32_t> Scheduler::page_contents(const Sequence& s, int64_t page) const {
+    const int64_t first = page * pool_.page_tokens(), end = first + pool_.page_tokens();
+    std::vector<int32_t> contents(s.ids.begin() + first, s.ids.begin() + end);
+    if (!s.request.images) return contents;
+    for (const PromptImages::Place& place : s.request.images->places) {
+        if (!PromptImages::lies_in(place, first, end)) continue;
+        contents.push_back(place.first - static_cast<int32_t>(first));
+        contents.insert(contents.end(), place.content.begin(), place.content.end());
+    }
+    return contents;
+}
+
+/// So many tokens, or fewer, so that no image is cut; where one is the first thing to come, more, up to `most`. Notes
+/// the images among them: also of one whose beginning is cached all features are made.
+int64_t Scheduler::with_whole_images(const Sequence& s, int64_t count, int64_t most, Seen& seen) const {
+    if (!s.request.images) return count;
+    const PromptImages& images = *s.request.images;
+    int64_t end = s.cached + count;
+    if (const PromptImages::Place* const cut = images.cut_by(end)) {
+        end = cut->first > s.cached ? cut->first : cut->end();
+        if (end - s.cached > most) return 0;
+    }
+    for (std::size_t i = 0; i < images.places.size(); ++i) {
+        const PromptImages::Place& place = images.places[i];
+        if (!PromptImages::lies_in(place, s.cached, end) || seen.has(images.images[i])) continue;
+        if (place.count > seen.room) return std::max<int64_t>(place.first - s.cached, 0);
+        seen.room -= place.count;
+        seen.pixels.push_back(images.images[i].pixels.get());
+    }
+    return end - s.cached;
 }
 
 /// Holds the pages that have the sequence's beginning already; at least one token is left to compute.
 void Scheduler::share_prefix(Sequence& s) {
     const int64_t most = (static_cast<int64_t>(s.ids.size()) - 1) / pool_.page_tokens();
     for (int64_t page = 0; page < most; ++page) {
-        const auto found = pool_.find(s.before(), page_ids(s, page));
+        const auto found = pool_.find(s.before(), page_contents(s, page));
         if (!found) break;
         pool_.ref(found->page);
         s.pages.push_back(found->page);
@@ -150,13 +195,12 @@ void Scheduler::share_prefix(Sequence& s) {
 bool Scheduler::is_being_computed(const Sequence& s) const {
     const auto page = static_cast<int64_t>(s.texts.size());
     if ((page + 1) * pool_.page_tokens() > static_cast<int64_t>(s.ids.size()) - 1) return false;
-    const auto needed = page_ids(s, page);
+    const auto needed = page_contents(s, page);
     return std::any_of(running_.begin(), running_.end(), [&](const auto& other) {
         const auto end = static_cast<std::size_t>((page + 1) * pool_.page_tokens());
         if (other->texts.size() != s.texts.size() || other->ids.size() < end) return false;
         if (other->before() != s.before()) return false;
-        const auto theirs = page_ids(*other, page);
-        return std::equal(needed.begin(), needed.end(), theirs.begin());
+        return page_contents(*other, page) == needed;
     });
 }
 
@@ -228,7 +272,8 @@ void Scheduler::computed(const std::vector<ScheduledChunk>& parts) {
         s.cached += part.count;
         if (!limits_.shares_prefixes) continue;
         for (auto page = static_cast<int64_t>(s.texts.size()); (page + 1) * pool_.page_tokens() <= s.cached; ++page)
-            s.texts.push_back(pool_.commit(s.pages[static_cast<std::size_t>(page)], s.before(), page_ids(s, page)));
+            s.texts.push_back(
+                pool_.commit(s.pages[static_cast<std::size_t>(page)], s.before(), page_contents(s, page)));
     }
 }
 

@@ -67,7 +67,9 @@ at::Tensor all_outputs(ops::Context& ctx, const Network& network, const Activati
 void embed(ops::Context& ctx, const Network& network, const MicroBatch& micro, bool noise) {
     const Activations& a = micro.activations();
     const std::vector<data::Image>& images = micro.images();
-    if (!images.empty()) see_images(ctx, *network.spec.vision, *network.vision, a.vision(), images);
+    if (!images.empty())
+        see_images(ctx, *network.spec.vision, *network.vision, a.vision(), images,
+                   /*together=*/micro.inputs().cached == nullptr);
     const TokenBuffers& tokens = a.tokens();
     const TensorParallel& tp = network.tp;
     each_slice(tp, a.scratch(), [&](const RowRange& range) {

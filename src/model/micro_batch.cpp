@@ -79,8 +79,8 @@ void MicroBatch::take_images(const data::Batch& batch) {
     const ActivationSizes& sizes = activations_->sizes();
     UNSLOTH_CHECK(sizes.patches > 0, images_.size(), " images were not planned for");
     const ImagePlace last = image_places(spec_.vision.value(), images_).back();
-    UNSLOTH_CHECK(last.feature + last.count <= sizes.image_tokens, last.feature + last.count, " image tokens of ",
-                  sizes.image_tokens, " planned");
+    const int64_t features = features_of(spec_.vision.value(), images_);
+    UNSLOTH_CHECK(features <= sizes.image_tokens, features, " image tokens of ", sizes.image_tokens, " planned");
     UNSLOTH_CHECK(last.token + last.count <= batch.tokens(), "an image of ", last.count, " tokens at ", last.token,
                   " of ", batch.tokens());
     for (const data::Image& image : images_)

@@ -3,7 +3,7 @@
 #include "unsloth/model/vision_tower.h"
 
 #include <cmath>
-#include <span>
+#include <vector>
 
 #include "model/copy_values.h"
 #include "unsloth/ops/gemm.h"
@@ -27,8 +27,6 @@ at::Tensor heads_of(const at::Tensor& x_PN, int64_t begin, int64_t heads, int64_
     return x_PN.narrow(1, begin, heads * d).unflatten(1, {heads, d});
 }
 
-using Images = std::span<const data::Image>;
-
 /// Some images' patches, one image after another.
 struct Patches {
     int64_t count = 0;
@@ -37,7 +35,7 @@ struct Patches {
     std::vector<int32_t> images = {0};  ///< offsets of the images' patches, from 0 to count
     std::vector<uint8_t> pixels;
 
-    Patches(const spec::VisionSpec& spec, Images from) {
+    Patches(const spec::VisionSpec& spec, const std::vector<data::Image>& from) {
         order.windows = {0};
         for (const data::Image& image : from) add(spec, image);
     }
@@ -76,7 +74,7 @@ struct Patches {
 class Sight {
   public:
     Sight(ops::Context& ctx, const spec::VisionSpec& spec, const weights::VisionWeights& w, const VisionBuffers& b,
-          Images images)
+          const std::vector<data::Image>& images)
         : ctx_(ctx),
           spec_(spec),
           w_(w),
@@ -192,26 +190,45 @@ class Sight {
 
 std::vector<ImagePlace> image_places(const spec::VisionSpec& spec, const std::vector<data::Image>& images) {
     std::vector<ImagePlace> places;
-    int64_t feature = 0;
+    int64_t next = 0;
     for (const data::Image& image : images) {
-        const int64_t count = spec.tokens_of(image.patches());
-        places.push_back({feature, image.first, count});
-        feature += count;
+        const int64_t count = spec.tokens_of(image.patches()), before = image.cached;
+        int64_t seen = next;
+        for (std::size_t i = 0; i < places.size() && seen == next; ++i)
+            if (images[i].pixels == image.pixels) seen = places[i].seen;
+        places.push_back({seen + before, image.first, count - before, seen, seen != next});
+        if (seen == next) next += count;
     }
     return places;
 }
 
+int64_t features_of(const spec::VisionSpec& spec, const std::vector<data::Image>& images) {
+    const std::vector<ImagePlace> places = image_places(spec, images);
+    int64_t features = 0;
+    for (std::size_t i = 0; i < places.size(); ++i)
+        if (!places[i].again) features += spec.tokens_of(images[i].patches());
+    return features;
+}
+
 void see_images(ops::Context& ctx, const spec::VisionSpec& spec, const weights::VisionWeights& w,
-                const VisionBuffers& b, const std::vector<data::Image>& images) {
+                const VisionBuffers& b, const std::vector<data::Image>& images, bool together) {
     const ops::Region region(ctx, "tower");
     const std::vector<ImagePlace> places = image_places(spec, images);
     const int64_t room = b.x.numel() / spec.hidden_size;
-    for (std::size_t first = 0, end = 0; first < images.size(); first = end) {
-        int64_t patches = 0;
-        while (end < images.size() && (end == first || patches + images[end].patches() <= room))
-            patches += images[end++].patches();
-        Sight(ctx, spec, w, b, Images(images).subspan(first, end - first)).pass(places[first].feature);
+    std::vector<data::Image> some;  // whose features follow each other
+    int64_t patches = 0, feature = 0;
+    const auto see = [&] {
+        if (!some.empty()) Sight(ctx, spec, w, b, some).pass(feature);
+        some.clear(), patches = 0;
+    };
+    for (std::size_t i = 0; i < images.size(); ++i) {
+        if (places[i].again) continue;
+        if (!together || patches + images[i].patches() > room) see();
+        if (some.empty()) feature = places[i].seen;
+        some.push_back(images[i]);
+        patches += images[i].patches();
     }
+    see();
 }
 
 }  // namespace unsloth::model

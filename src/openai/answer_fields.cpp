@@ -168,8 +168,8 @@ const Field<Answer> completion_fields[] = {
     {"suffix", Only{R"([""])", "the model has no fill-in-the-middle prompt."}},
 };
 
-void read_chat_messages(Answer& to, const Json& value, const std::string& name, const ParseOptions&) {
-    (*to.row)["messages"] = read_messages(value, name);
+void read_chat_messages(Answer& to, const Json& value, const std::string& name, const ParseOptions& options) {
+    (*to.row)["messages"] = read_messages(value, name, options.sees_images);
 }
 void read_template_kwargs(Answer& to, const Json& value, const std::string& name, const ParseOptions&) {
     if (!value.is_object()) refuse_type(name, "an object", value);

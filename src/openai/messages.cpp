@@ -7,7 +7,33 @@ namespace {
 
 constexpr std::string_view roles[] = {"system", "developer", "user", "assistant", "tool"};
 
-void check_content(const Json& content, const std::string& name) {
+/// Members beside `known` are not passed over: they could mean another image.
+void refuse_others(const Json& object, const std::string& name, std::initializer_list<const char*> known) {
+    for (const auto& [key, value] : object.items())
+        if (std::ranges::find(known, key) == known.end())
+            throw invalid(cat("Unknown parameter: '", name, ".", key.substr(0, 40), "'."), name);
+}
+
+/// {type, image_url: {url, detail?}}; what the URL holds is read later.
+void check_image(const Json& part, const std::string& name) {
+    refuse_others(part, name, {"type", "image_url"});
+    const std::string where = name + ".image_url";
+    const Json image = part.value("image_url", Json());
+    if (!image.is_object()) refuse_type(where, "an object with a url", image);
+    refuse_others(image, where, {"url", "detail"});
+    if (!image.contains("url") || !image["url"].is_string())
+        refuse_type(where + ".url", "a string", image.value("url", Json()));
+    if (!image["url"].get_ref<const std::string&>().starts_with("data:"))
+        throw unsupported(cat("'", where, ".url': only data: URLs with base64 are supported. Nothing is downloaded, ",
+                              "and no file is read."),
+                          where + ".url");
+    const Json detail = image.value("detail", Json("auto"));
+    if (detail != "auto" && detail != "high")
+        throw unsupported(cat("'", where, ".detail': only auto and high are supported, which are the same here."),
+                          where + ".detail");
+}
+
+void check_content(const Json& content, const std::string& name, bool sees_images) {
     if (content.is_string() || content.is_null()) return;
     if (!content.is_array()) refuse_type(name, "a string or a list of parts", content);
     for (std::size_t i = 0; i < content.size(); ++i) {
@@ -15,8 +41,13 @@ void check_content(const Json& content, const std::string& name) {
         if (!content[i].is_object() || !content[i].contains("type") || !content[i]["type"].is_string())
             refuse_type(part, "an object with a type", content[i]);
         const auto& type = content[i]["type"].get_ref<const std::string&>();
+        if (type == "image_url" && sees_images) {
+            check_image(content[i], part);
+            continue;
+        }
         if (type != "text")
-            throw unsupported(cat("'", part, ".type': only text is supported, found '", type.substr(0, 40), "'."),
+            throw unsupported(cat("'", part, ".type': only text", sees_images ? " and image_url are" : " is",
+                                  " supported, found '", type.substr(0, 40), "'."),
                               part + ".type");
         if (!content[i].contains("text") || !content[i]["text"].is_string())
             refuse_type(part + ".text", "a string", content[i].value("text", Json()));
@@ -25,7 +56,7 @@ void check_content(const Json& content, const std::string& name) {
 
 }  // namespace
 
-Json read_messages(const Json& value, const std::string& name) {
+Json read_messages(const Json& value, const std::string& name, bool sees_images) {
     if (!value.is_array()) refuse_type(name, "a list of messages", value);
     if (value.empty()) refuse_range(name, "one message at least", value);
     Json messages = value;
@@ -44,7 +75,10 @@ Json read_messages(const Json& value, const std::string& name) {
         if (!message.contains("content") && !calls)
             throw ApiError(400, cat("Missing required parameter: '", where, ".content'."), where + ".content",
                            "missing_required_parameter");
-        if (message.contains("content")) check_content(message["content"], where + ".content");
+        if (message.contains("content")) check_content(message["content"], where + ".content", sees_images);
+        // Rows have texts and images there, too: what is read is what was checked.
+        if (sees_images && message.contains("value"))
+            throw invalid(cat("Unknown parameter: '", where, ".value'."), where + ".value");
         if (role == "developer") message["role"] = "system";  // the name that templates know
     }
     return messages;
@@ -100,7 +134,15 @@ Json messages_schema() {
     const Json part = {{"type", "object"},
                        {"required", Json::array({"type", "text"})},
                        {"properties", {{"type", {{"const", "text"}}}, {"text", text}}}};
-    const Json content = any_schema({text, nothing, {{"type", "array"}, {"items", part}}});
+    const Json url = {{"type", "object"},
+                      {"required", Json::array({"url"})},
+                      {"properties",
+                       {{"url", {{"type", "string"}, {"pattern", "^data:"}}},
+                        {"detail", {{"enum", Json::array({"auto", "high"})}}}}}};
+    const Json image = {{"type", "object"},
+                        {"required", Json::array({"type", "image_url"})},
+                        {"properties", {{"type", {{"const", "image_url"}}}, {"image_url", url}}}};
+    const Json content = any_schema({text, nothing, {{"type", "array"}, {"items", any_schema({part, image})}}});
     const Json message = {{"type", "object"},
                           {"required", Json::array({"role"})},
                           {"properties", {{"role", {{"enum", roles}}}, {"content", content}}}};

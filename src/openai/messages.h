@@ -6,8 +6,10 @@
 
 namespace unsloth::openai {
 
-/// The checked list. ApiError 400 for what is no message of text; `name` is the field's.
-nlohmann::ordered_json read_messages(const nlohmann::ordered_json& value, const std::string& name);
+/// The checked list. ApiError 400 for what is no message of text, or of images where they are seen, each a part
+/// image_url with a data: URL; `name` is the field's.
+nlohmann::ordered_json read_messages(const nlohmann::ordered_json& value, const std::string& name,
+                                     bool sees_images = false);
 
 /// A text, or parts of text one after the other. ApiError 400 for what is neither.
 std::string joined_text(const nlohmann::ordered_json& value, const std::string& name);

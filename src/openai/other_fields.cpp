@@ -7,8 +7,8 @@ namespace {
 
 struct Tokenizing : TokenizeRequest {};
 
-void read_messages_to_count(Tokenizing& to, const Json& value, const std::string& name, const ParseOptions&) {
-    to.row = std::make_shared<Json>(Json{{"messages", read_messages(value, name)}});
+void read_messages_to_count(Tokenizing& to, const Json& value, const std::string& name, const ParseOptions& options) {
+    to.row = std::make_shared<Json>(Json{{"messages", read_messages(value, name, options.sees_images)}});
 }
 
 const Field<Tokenizing> tokenize_fields[] = {

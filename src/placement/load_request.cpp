@@ -159,13 +159,25 @@ CacheSize cache_for(int64_t rows, int64_t context) {
     return {rows * ops::pages_of(context) * ops::page_tokens, context, true};
 }
 
+namespace {
+
+/// An image goes into a pass as a whole: it has no more patches than the pass has tokens of.
+void limit_pass(model::ActivationSizes& sizes, int64_t tokens, const spec::ModelSpec& spec) {
+    sizes.tokens = sizes.longest = tokens;
+    if (sizes.patches == 0) return;
+    sizes.patches = std::min(sizes.patches, tokens * spec.vision->merge * spec.vision->merge);
+    sizes.image_tokens = std::min(sizes.image_tokens, tokens);
+}
+
+}  // namespace
+
 void shrink(model::ModelPlan& plan, const CacheSize& cache, int64_t bytes) {
     while (plan.total_bytes() > bytes) {
         model::LoadRequest less = plan.request();
         model::ActivationSizes& sizes = less.sizes;
         const int64_t fewest = std::max<int64_t>(2048, sizes.segments);
         if (cache.in_pieces && sizes.tokens > fewest)
-            sizes.tokens = sizes.longest = std::max(fewest, sizes.tokens / 2);
+            limit_pass(sizes, std::max(fewest, sizes.tokens / 2), plan.spec());
         else if (cache.shrinks && sizes.cache_tokens > cache.context)
             sizes.cache_tokens = std::max(cache.context, sizes.cache_tokens / 4 * 3);
         else if (less.tails_may_stay)  // else each pass copies the adapters next to the weights

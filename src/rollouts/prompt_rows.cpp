@@ -4,6 +4,7 @@
 
 #include "unsloth/core/error.h"
 #include "unsloth/core/log.h"
+#include "unsloth/data/seen_prompt.h"
 #include "unsloth/data/source.h"
 #include "unsloth/data/training_data.h"
 #include "unsloth/session/generation.h"
@@ -24,9 +25,12 @@ class PromptReader {
         if (!row.contains(key))
             throw data::BadRow{"data.no-prompt", "there is neither \"prompt\" nor \"messages\"", columns_advice()};
         const RowJson prompt = row[key];
+        if (data::shows_images(row))
+            throw data::BadRow{"image.text-model", "the row has images, and reinforcement learning reads text alone",
+                               "Remove the images, and columns images and image, or set data.skip_invalid."};
         PromptRow read{.row = number, .prompt = prompt.dump()};
         if (prompt.is_string())
-            read.ids = encoder_.text(prompt.get<std::string>());
+            read.ids = encoder_.text(prompt.get<std::string>()).ids;
         else
             read.ids = of_messages(row, prompt);
         row.erase(key);

@@ -44,6 +44,10 @@ uint64_t random_seed() {
 
 }  // namespace
 
+session::Sight::Bounds Service::image_bounds() const {
+    return {engine_.longest_image(), engine_.context()};
+}
+
 Service::Chosen Service::choose(const std::string& model) const {
     if (model.empty() || model == options_.model)
         return {options_.model, options_.fingerprint, nullptr, options_.decision_temperature};
@@ -144,7 +148,7 @@ void Service::answer(const Call& call, AnswerRequest request) {
 Service::Prepared Service::prepare(AnswerRequest request, const std::string& client) {
     Chosen chosen = choose(request.model);
     Constrained constrained = constrain(request);
-    std::vector<EncodedPrompt> prompts = reader_->prompts(request);
+    std::vector<EncodedPrompt> prompts = reader_->prompts(request, image_bounds());
     for (EncodedPrompt& prompt : prompts)
         prompt.ids.insert(prompt.ids.end(), constrained.begun.begin(), constrained.begun.end());
     if (prompts.size() * static_cast<std::size_t>(request.n) > most_sequences)
@@ -161,6 +165,7 @@ Service::Prepared Service::prepare(AnswerRequest request, const std::string& cli
     common.stop_ids.insert(common.stop_ids.end(), request.stop_token_ids.begin(), request.stop_token_ids.end());
     for (std::size_t i = 0; i < prompts.size(); ++i) {
         common.prompt = prompts[i].ids;
+        common.images = prompts[i].images;
         common.prompt_number = static_cast<uint32_t>(i);
         common.max_new_tokens = room_for(request, prompts[i], engine_.context());
         for (int64_t k = 0; k < request.n; ++k) {
@@ -197,8 +202,9 @@ void Service::start(Prepared prepared, std::unique_ptr<AnswerWriter> writer, htt
 void Service::tokenize(const Call& call) {
     const openai::TokenizeRequest request = openai::parse_tokenize(call.request.body, parsing());
     choose(request.model);
-    const std::vector<int32_t> ids = request.row ? reader_->conversation(*request.row, request.continue_final_message)
-                                                 : reader_->text(request.prompt, request.add_special_tokens);
+    const std::vector<int32_t> ids =
+        request.row ? reader_->conversation(*request.row, request.continue_final_message, image_bounds()).ids
+                    : reader_->text(request.prompt, request.add_special_tokens);
     nlohmann::ordered_json answer = {
         {"count", ids.size()}, {"max_model_len", engine_.context()}, {"tokens", ids}, {"token_strs", nullptr}};
     if (request.return_token_strs) {

@@ -27,8 +27,9 @@ std::string cut_after(const std::string& rendered, const std::string& content) {
 
 }  // namespace
 
-std::vector<EncodedPrompt> PromptReader::prompts(const openai::AnswerRequest& request) const {
-    if (request.is_chat) return {{conversation(*request.row, request.continue_final_message), {}}};
+std::vector<EncodedPrompt> PromptReader::prompts(const openai::AnswerRequest& request,
+                                                 const session::Sight::Bounds& bounds) const {
+    if (request.is_chat) return {conversation(*request.row, request.continue_final_message, bounds)};
     std::vector<EncodedPrompt> all;
     for (const openai::Prompt& prompt : request.prompts) {
         EncodedPrompt encoded;
@@ -43,7 +44,18 @@ std::vector<EncodedPrompt> PromptReader::prompts(const openai::AnswerRequest& re
     return all;
 }
 
-std::vector<int32_t> PromptReader::conversation(const nlohmann::ordered_json& row, bool continue_final_message) const {
+EncodedPrompt PromptReader::conversation(const nlohmann::ordered_json& row, bool continue_final_message,
+                                         const session::Sight::Bounds& bounds) const {
+    const auto encode = [&](const nlohmann::ordered_json& shown) { return render(shown, continue_final_message); };
+    try {  // all images are data: URLs (openai/messages.h): there is no folder
+        session::SeenPrompt seen = sight_.read(row, {}, encode, bounds);
+        return {std::move(seen.ids), {}, std::move(seen.images)};
+    } catch (const Error& refused) {
+        throw openai::ApiError(400, cat("Invalid image in 'messages': ", refused.what()), "messages", "invalid_image");
+    }
+}
+
+std::vector<int32_t> PromptReader::render(const nlohmann::ordered_json& row, bool continue_final_message) const {
     try {
         tokenizer::Rendered rendered = chat_.render(row, tokenizer::TrainedTurns::none);
         tokenizer::require_whole(chat_, rendered);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
@@ -9,6 +10,7 @@
 
 #include "unsloth/openai/decision.h"
 #include "unsloth/openai/request.h"
+#include "unsloth/session/sight.h"
 #include "unsloth/tokenizer/chat.h"
 #include "unsloth/tokenizer/tokenizer.h"
 
@@ -16,17 +18,21 @@ namespace unsloth::serve {
 
 struct EncodedPrompt {
     std::vector<int32_t> ids;
-    std::string text;  ///< of completions: what `echo` repeats
+    std::string text;                                                ///< of completions: what `echo` repeats
+    std::shared_ptr<const generate::PromptImages> images = nullptr;  ///< of chats
 };
 
 /// Every member is safe from any thread. ApiError 400 for what the tokenizer or the template refuses.
 class PromptReader {
   public:
-    PromptReader(tokenizer::Tokenizer tokenizer, tokenizer::ChatTemplate chat)
-        : tokenizer_(std::move(tokenizer)), chat_(std::move(chat)) {}
+    PromptReader(tokenizer::Tokenizer tokenizer, tokenizer::ChatTemplate chat, session::Sight sight = {})
+        : tokenizer_(std::move(tokenizer)), chat_(std::move(chat)), sight_(std::move(sight)) {}
 
-    std::vector<EncodedPrompt> prompts(const openai::AnswerRequest& request) const;
-    std::vector<int32_t> conversation(const nlohmann::ordered_json& row, bool continue_final_message) const;
+    /// Images beyond the bounds are not decoded.
+    std::vector<EncodedPrompt> prompts(const openai::AnswerRequest& request,
+                                       const session::Sight::Bounds& bounds) const;
+    EncodedPrompt conversation(const nlohmann::ordered_json& row, bool continue_final_message,
+                               const session::Sight::Bounds& bounds) const;
     /// Of the question of that name about the messages.
     openai::DecisionPrompt decision(const nlohmann::ordered_json& messages, const openai::DecisionQuestion& question,
                                     const std::string& where) const;
@@ -38,6 +44,9 @@ class PromptReader {
   private:
     tokenizer::Tokenizer tokenizer_;
     tokenizer::ChatTemplate chat_;
+    session::Sight sight_;
+
+    std::vector<int32_t> render(const nlohmann::ordered_json& row, bool continue_final_message) const;
 };
 
 }  // namespace unsloth::serve

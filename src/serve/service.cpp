@@ -154,7 +154,7 @@ Service::Service(Engine& engine, AdapterSet& adapters, Metrics& metrics, const t
       adapters_(adapters),
       metrics_(metrics),
       options_(std::move(options)),
-      reader_(std::make_unique<const PromptReader>(tokenizer, chat)),
+      reader_(std::make_unique<const PromptReader>(tokenizer, chat, options_.sight)),
       constraints_(std::make_unique<Constraints>(tokenizer, options_.vocab_size)),
       created_(unix_seconds()),
       rpc_(std::make_unique<Rpc>(*this)),

@@ -9,6 +9,7 @@
 #include "unsloth/core/progress.h"
 #include "unsloth/core/text.h"
 #include "unsloth/generate/decoder.h"
+#include "unsloth/generate/prompt_images.h"
 #include "unsloth/session/session.h"
 #include "unsloth/train/step.h"
 
@@ -51,12 +52,17 @@ std::vector<session::Prompt> all_answers(const std::vector<session::Prompt>& own
 CompletionEvaluator::CompletionEvaluator(const AnswerRules& rules, const data::Dataset& rows,
                                          const session::OpenedModel& opened,
                                          const std::vector<std::pair<std::string, std::string>>& files)
-    : rules_(rules), tokenizer_(opened.tokenizer()), stops_(session::stop_ids(tokenizer_, opened.file->spec)) {
+    : rules_(rules),
+      dataset_(rows),
+      tower_(opened.file->spec.vision),
+      tokenizer_(opened.tokenizer()),
+      stops_(session::stop_ids(tokenizer_, opened.file->spec)) {
     if (!rules.regex.empty()) pattern_.emplace(rules.regex, rules.regex_option);
     for (const auto& [name, file] : files) sets_.push_back(name);
     for (int64_t i = 0; i < rows.size(); ++i) {
         Question question = question_of(rows.sample(i), sets_.empty() ? 0 : rows.source(i));
-        longest_ = std::max(longest_, static_cast<int64_t>(question.prompt.size()));
+        longest_ = std::max(longest_, static_cast<int64_t>(question.prompt.ids.size()));
+        sees_images_ = sees_images_ || !question.prompt.images.empty();
         questions_.push_back(std::move(question));
     }
     if (const int64_t allowed = opened.file->spec.usable_positions(); context() > allowed)
@@ -86,8 +92,17 @@ CompletionEvaluator::Question CompletionEvaluator::question_of(const data::Sampl
         return session::Prompt(sample.ids.begin() + static_cast<std::ptrdiff_t>(from),
                                sample.ids.begin() + static_cast<std::ptrdiff_t>(to));
     };
-    Question question{sample.row, set, ids(first, begin), tokenizer_.decode(ids(begin, end), /*skip_special=*/true),
-                      ""};
+    Question question{sample.row, set, {}, tokenizer_.decode(ids(begin, end), /*skip_special=*/true), ""};
+    data::Sample& prompt = question.prompt;
+    prompt.ids = ids(first, begin);
+    for (std::size_t i = 0; i < sample.images.size(); ++i) {  // rows with images are one segment
+        if (sample.images[i].first >= static_cast<int32_t>(begin)) break;
+        prompt.images.push_back(sample.images[i]);
+        prompt.sources.push_back(sample.sources[i]);
+    }
+    if (!prompt.images.empty())
+        prompt.axes.assign(sample.axes.begin(),
+                           sample.axes.begin() + std::min(std::ssize(sample.axes), 3 * std::ssize(prompt.ids)));
     if (rules_.metric == config::AnswerMetric::regex) return question;
     const std::optional<std::string> compared = part_of(question.expected);
     if (!compared)
@@ -112,28 +127,44 @@ bool CompletionEvaluator::is_right(const std::string& answer, const Question& qu
     return text && (rules_.metric == config::AnswerMetric::regex || *text == question.compared);
 }
 
+/// Its images are decoded.
+generate::Request CompletionEvaluator::request_of(const Question& question) const {
+    generate::Request request{
+        .prompt = question.prompt.ids, .max_new_tokens = rules_.max_new_tokens, .stop_ids = stops_};
+    if (question.prompt.images.empty()) return request;
+    std::vector<data::Sample> seen = {question.prompt};
+    dataset_.load_pixels(seen);
+    request.images = std::make_shared<const generate::PromptImages>(seen.front(), tower_.value());
+    return request;
+}
+
 /// This rank's; those that a signal cut off are empty.
 std::vector<session::Prompt> CompletionEvaluator::answers(model::Model& model, ops::Context& ctx,
                                                           comm::Group* group) const {
-    std::vector<generate::Request> requests;
+    std::vector<const Question*> asked;
     const std::size_t step = group == nullptr ? 1 : static_cast<std::size_t>(group->size());
     for (std::size_t i = group == nullptr ? 0 : static_cast<std::size_t>(group->rank()); i < questions_.size();
          i += step)
-        requests.push_back(
-            {.prompt = questions_[i].prompt, .max_new_tokens = rules_.max_new_tokens, .stop_ids = stops_});
+        asked.push_back(&questions_[i]);
     const comm::LongOperation answering(group, "answering the evaluation's rows");
-    Progress progress("answering", static_cast<int64_t>(requests.size()));
+    Progress progress("answering", static_cast<int64_t>(asked.size()));
     generate::Decoder decoder(ctx, model,  // nobody reads along: prompts go in as fast as may be
                               {.rows = rows(), .context = context(), .prefill_tokens = model.sizes().tokens});
-    std::vector<session::Prompt> own(requests.size());
+    std::vector<session::Prompt> own(asked.size());
+    // Images are decoded when their turn comes: all together could be more than memory holds.
+    const std::size_t most = sees_images_ ? 2 * static_cast<std::size_t>(rows()) : asked.size();
+    std::size_t added = 0, done = 0;
+    const auto add = [&] {
+        for (; added < asked.size() && added - done < most; ++added) decoder.add(request_of(*asked[added]));
+    };
     const auto ended = [&](int64_t number, const generate::Completion& answer) {
         generate::require_finite(answer, "an answer of the evaluation");
         own[static_cast<std::size_t>(number)] = answer.ids;
         progress.add();
+        ++done;
     };
-    for (generate::Request& request : requests) decoder.add(std::move(request));
-    while (interrupt_requested() == 0 && decoder.step({}, ended)) {
-    }
+    add();
+    while (interrupt_requested() == 0 && decoder.step({}, ended)) add();
     return own;
 }
 
@@ -156,7 +187,7 @@ CompletionEvaluator::Result CompletionEvaluator::judge(const std::vector<session
             count(of_sets[static_cast<std::size_t>(question.set)]);
             row["set"] = sets_[static_cast<std::size_t>(question.set)];
         }
-        row["prompt"] = tokenizer_.decode(question.prompt, /*skip_special=*/true);
+        row["prompt"] = tokenizer_.decode(question.prompt.ids, /*skip_special=*/true);
         row["expected"] = question.expected;
         row["answer"] = answer;
         row["correct"] = right;

@@ -32,14 +32,14 @@ void Samples::answer(ops::Context& ctx, model::Model& model, int64_t step, doubl
     if (!rows_) rows_ = std::make_unique<RowFile>(output_dir_, report::samples_file, std::min(after_step, step - 1));
     generate::Decoder decoder(ctx, model, {.rows = 1, .context = room()});  // the cache has room for one
     std::vector<generate::Request> requests;
-    for (const session::Prompt& prompt : prompts_)
-        requests.push_back({.prompt = prompt, .max_new_tokens = max_new_tokens_, .stop_ids = stops_});
+    for (const session::SeenPrompt& prompt : prompts_)
+        requests.push_back({.prompt = prompt.ids, .max_new_tokens = max_new_tokens_, .stop_ids = stops_});
     const std::vector<generate::Completion> answers = decoder.answer(std::move(requests));
     for (std::size_t i = 0; i < prompts_.size(); ++i) {
         generate::require_finite(answers[i], cat("the answer to sample prompt ", i + 1));
         rows_->add({{"step", step},
                     {"epoch", epoch},
-                    {"prompt", tokenizer_.decode(prompts_[i], /*skip_special=*/true)},
+                    {"prompt", tokenizer_.decode(prompts_[i].ids, /*skip_special=*/true)},
                     {"answer", tokenizer_.decode(answers[i].ids, /*skip_special=*/true)}});
     }
 }

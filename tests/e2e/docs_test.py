@@ -28,6 +28,7 @@ ELSEWHERE = {
     "kubectl": "wants a cluster",
     "sbatch": "wants a cluster",
     "unsloth-train serve": "waits for clients; serve_test",
+    "--image receipts": "wants a model that sees images; vision_test",
 }
 # Pages without commands that are run: their subject is tested elsewhere, or another page has the commands.
 WITHOUT_COMMANDS = {

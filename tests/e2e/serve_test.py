@@ -37,9 +37,9 @@ QUESTION = "The tenant shall pay the rent"
 class Service:
     """A process that answers at self.port, until it is asked to stop."""
 
-    def __init__(self, *arguments):
+    def __init__(self, *arguments, base=BASE):
         self.process = subprocess.Popen(
-            [PROGRAM, "serve", *map(str, (*BASE, *SMALL, *arguments))],
+            [PROGRAM, "serve", *map(str, (*base, *SMALL, *arguments))],
             stderr=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             text=True,
@@ -94,8 +94,8 @@ class Service:
 
 
 class Served(EndToEnd):
-    def serve(self, *arguments):
-        service = Service(*arguments)
+    def serve(self, *arguments, **options):
+        service = Service(*arguments, **options)
 
         def end():
             if service.process.poll() is None:

@@ -1,13 +1,17 @@
 """Rows with images: a small Qwen3-VL and a Qwen2.5-VL are trained, scored and merged from files alone, as transformers and
-PEFT did; what does not go with images is refused by name."""
+PEFT did, and answer about images; what does not go with images is refused by name."""
 
+import base64
+import concurrent.futures
 import json
 import lzma
 import shutil
 
-from support import GOLDEN, LEGAL_BASE, EndToEnd, main, read_rows, write_rows
+from serve_test import Served
+from support import FP32, GOLDEN, LEGAL_BASE, OK, EndToEnd, main, read_rows, write_rows
 
 FAMILIES = ("qwen3_vl", "qwen2_5_vl")
+ANSWERED = ("--max_new_tokens", "40")
 
 
 def plain_copy(source, target):
@@ -21,7 +25,7 @@ def plain_copy(source, target):
     return target
 
 
-class Vision(EndToEnd):
+class Seeing(EndToEnd):
     def family(self, name):
         """Its model with a tokenizer, the adapter that a reference run began with, that run's rows and its metrics."""
         root = self.folder / name
@@ -32,6 +36,12 @@ class Vision(EndToEnd):
         shutil.copytree(GOLDEN / "images" / "images", root / "images")
         return root / "model", adapter, lora / "rows.jsonl", json.loads((lora / "metrics.json").read_text())
 
+    def answers(self, name):
+        """What transformers answered to prompts with images (make_seen_answers.py)."""
+        return json.loads((GOLDEN / "families" / name / "generate.json").read_text())
+
+
+class Vision(Seeing):
     def reference_run(self, folder, adapter, rows, *more, out="out"):
         return self.train(
             folder, rows, "--adapter_name_or_path", adapter, "--per_device_train_batch_size", 2,
@@ -86,6 +96,197 @@ class Vision(EndToEnd):
         self.fail_with(
             "export.unsupported", "sees images", "export", "gguf", "--model", folder, "--out", self.folder / "m.gguf"
         )
+
+
+class Answers(Seeing):
+    def generate(self, folder, *arguments, **options):
+        done = self.succeed(
+            "generate", "--model.path", folder, "--device", "cpu", *FP32, *ANSWERED, *arguments, **options
+        )
+        return done.out
+
+    def lines(self, folder, *arguments):
+        return [json.loads(line) for line in self.generate(folder, "--json", *arguments).splitlines()]
+
+    def expect_reference(self, got, expected):
+        self.assertEqual(got["prompt_ids"], expected["prompt_ids"])
+        count = len(got["ids"])
+        self.assertEqual(got["ids"], expected["ids"][:count])
+        self.assertTrue(count == len(expected["ids"]) or expected["ids"][count] in (0, 2), "it ended of itself")
+
+    def test_are_those_of_transformers(self):
+        for name in FAMILIES:
+            folder, _, rows, _ = self.family(name)
+            expected = self.answers(name)
+            prompts = [{k: v for k, v in one.items() if k in ("messages", "images") and v} for one in expected]
+            file = write_rows(rows.with_name("prompts.jsonl"), prompts)
+            got = self.lines(folder, "--file", file)
+            self.assertEqual(len(got), len(expected))
+            for one, other in zip(got, expected):
+                self.expect_reference(one, other)
+            # The same words as options: before the text, twice, and within it.
+            for number, prompt in ((0, "far three red"), (1, "blue ? three"), (3, "fox what<image>two the")):
+                images = [
+                    word for path in expected[number]["images"] for word in ("--image", self.folder / name / path)
+                ]
+                (one,) = self.lines(folder, "--prompt", prompt, *images)
+                self.expect_reference(one, expected[number])
+            sampled = ("--temperature", "0.8", "--seed", "3", "--n", "3")
+            file = write_rows(
+                rows.with_name("text_image.jsonl"), [{"prompt": "far three red", "images": [expected[0]["images"][0]]}]
+            )
+            drawn = self.lines(
+                folder, "--prompt", "far three red", "--image", self.folder / name / expected[0]["images"][0], *sampled
+            )
+            self.assertEqual(drawn, self.lines(folder, "--file", file, *sampled))
+
+    def test_a_chat_keeps_its_images(self):
+        folder, _, rows, _ = self.family("qwen3_vl")
+        image = self.folder / "qwen3_vl/images/a_420.jpg"
+        said = self.generate(folder, "--chat", stdin=f"/image {image}\nthe dots\nand the lines\n")
+        messages = [
+            {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "the dots"}]},
+            {"role": "assistant", "content": None},
+            {"role": "user", "content": "and the lines"},
+        ]
+        file = rows.with_name("turns.jsonl")
+        row = {"messages": messages[:1], "images": ["images/a_420.jpg"]}
+        (first,) = self.lines(folder, "--file", write_rows(file, [row]))
+        messages[1]["content"] = first["text"]
+        (second,) = self.lines(folder, "--file", write_rows(file, [row | {"messages": messages}]))
+        self.assertEqual(said, f"{first['text']}\n{second['text']}\n")
+
+    def test_an_evaluation_judges_answers_about_images(self):
+        folder, _, rows, _ = self.family("qwen3_vl")
+        expected = self.answers("qwen3_vl")
+        prompts = [one for one in expected if len(one["messages"]) == 1]
+        generated = self.lines(
+            folder, "--file",
+            write_rows(rows.with_name("prompts.jsonl"),
+                       [{"messages": one["messages"], "images": one["images"]} for one in prompts]),
+        )  # fmt: skip
+        answered = [
+            {"messages": one["messages"] + [{"role": "assistant", "content": text}], "images": one["images"]}
+            for one, text in zip(prompts, [generated[0]["text"], *["no"] * (len(prompts) - 1)])
+        ]
+        file = write_rows(rows.with_name("judged.jsonl"), answered)
+        written = self.folder / "answers.jsonl"
+        done = self.succeed(
+            "evaluate", "--model.path", folder, "--device", "cpu", *FP32, *ANSWERED, "--data.eval_file", file,
+            "--metric", "exact_match", "--answers", written, "--json",
+        )  # fmt: skip
+        self.assertEqual(json.loads(done.out)["answers"], len(prompts))
+        for one, other in zip(read_rows(written), generated, strict=True):
+            self.assertEqual(one["answer"], other["text"])
+        self.assertTrue(read_rows(written)[0]["correct"])
+
+    def test_refused_by_name(self):
+        folder, _, rows, _ = self.family("qwen3_vl")
+        asked = ("generate", "--model.path", folder, "--device", "cpu", *FP32, *ANSWERED)
+        image = self.folder / "qwen3_vl/images/a_420.jpg"
+        self.fail_with("image.count", "2 images", *asked, "--prompt", "a<image>b", "--image", image, "--image", image)
+        self.fail_with("disk.cannot-read", "none.jpg", *asked, "--prompt", "x", "--image", self.folder / "none.jpg")
+        self.fail_with("image.remote", "http", *asked, "--file", write_rows(
+            rows.with_name("url.jsonl"), [{"prompt": "x", "images": ["http://example.com/a.png"]}]))  # fmt: skip
+        outside = shutil.copy(image, self.folder / "outside.jpg")
+        self.fail_with("image.outside-root", "outside.jpg", *asked, "--file", write_rows(
+            rows.with_name("out.jsonl"), [{"prompt": "x", "images": [str(outside)]}]))  # fmt: skip
+        self.fail_with(
+            "image.text-model", "images", "generate", "--model.path", LEGAL_BASE, "--device", "cpu", *FP32,
+            "--template", "chatml", "--prompt", "x", "--image", image,
+        )  # fmt: skip
+        bad = self.folder / "bad.png"
+        bad.write_bytes(image.read_bytes()[:200])
+        self.fail_with("image.damaged", "bad.png", *asked, "--prompt", "x", "--image", bad)
+
+
+class Serving(Seeing, Served):
+    def image_part(self, path):
+        data = base64.b64encode((GOLDEN / "images" / path).read_bytes()).decode()
+        return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
+
+    def request(self, case):
+        """A golden case as OpenAI's clients send it."""
+        shown = iter(case["images"])
+        messages = [
+            message | {"content": [
+                self.image_part(next(shown)) if part["type"] == "image" else part for part in message["content"]
+            ]}
+            for message in case["messages"]
+        ]  # fmt: skip
+        return {"messages": messages, "max_completion_tokens": 40, "temperature": 0}
+
+    def test_chats_with_images(self):
+        folder, _, rows, _ = self.family("qwen2_5_vl")
+        cases = self.answers("qwen2_5_vl")
+        prompts = [{k: v for k, v in one.items() if k in ("messages", "images") and v} for one in cases]
+        done = self.succeed(
+            "generate", "--model.path", folder, "--device", "cpu", *FP32, *ANSWERED, "--json", "--file",
+            write_rows(rows.with_name("prompts.jsonl"), prompts),
+        )  # fmt: skip
+        expected = [json.loads(line) for line in done.out.splitlines()]
+        service = self.serve(base=("--model.path", folder, "--device", "cpu", *FP32))
+
+        def ask(number, **more):
+            status, answer = service.post("/v1/chat/completions", **self.request(cases[number]), **more)
+            self.assertEqual(status, 200, answer)
+            return answer
+
+        numbers = [i % len(cases) for i in range(4 * len(cases))]
+        with concurrent.futures.ThreadPoolExecutor(8) as pool:
+            answers = list(pool.map(ask, numbers))
+        for number, answer in zip(numbers, answers):
+            self.assertEqual(answer["choices"][0]["message"]["content"], expected[number]["text"], number)
+            self.assertEqual(answer["usage"]["prompt_tokens"], len(cases[number]["prompt_ids"]))
+
+        # Seeded answers are the same next to others and alone, of texts and of images.
+        seeded = {"temperature": 0.9, "seed": 5}
+        ask_seeded = lambda number: service.post(
+            "/v1/chat/completions", **(self.request(cases[number]) | seeded)
+        )[1]["choices"][0]["message"]["content"]  # fmt: skip
+        alone = [ask_seeded(number) for number in (0, 5)]
+        with concurrent.futures.ThreadPoolExecutor(8) as pool:
+            together = list(pool.map(ask_seeded, [0, 5] * 8))
+        self.assertEqual(together, alone * 8)
+
+        _, counted = service.post("/tokenize", messages=self.request(cases[1])["messages"])
+        self.assertEqual(counted["tokens"], cases[1]["prompt_ids"])
+        self.refused(service, cases)
+        self.assertEqual(service.stop(), OK)
+
+    def refused(self, service, cases):
+        def chat(part, content=None):
+            content = content or [part, {"type": "text", "text": "x"}]
+            return service.post("/v1/chat/completions", messages=[{"role": "user", "content": content}])
+
+        where = "messages[0].content[0].image_url.url"
+        for url in ("https://example.com/a.png", "http://10.0.0.1/x", "file:///etc/passwd", "/etc/passwd"):
+            status, answer = chat({"type": "image_url", "image_url": {"url": url}})
+            self.assertEqual((status, answer["error"]["param"]), (400, where), answer)
+            self.assertIn("data: URLs", answer["error"]["message"])
+        for url, told in (
+            ("data:image/png;base64,%%%", "base64"),
+            ("data:image/png;base64," + base64.b64encode(b"no image").decode(), "JPEG"),
+            ("data:image/png,raw", "base64"),
+        ):
+            status, answer = chat({"type": "image_url", "image_url": {"url": url}})
+            self.assertEqual((status, answer["error"]["code"]), (400, "invalid_image"), answer)
+            self.assertIn(told, answer["error"]["message"])
+        part = self.image_part(cases[0]["images"][0])
+        part["image_url"]["detail"] = "low"
+        self.assertEqual(chat(part)[0], 400)
+        status, answer = chat(None, [self.image_part(cases[0]["images"][0])] * 40)
+        self.assertEqual((status, answer["error"]["code"]), (400, "context_length_exceeded"), answer)
+        status, answer = chat({"type": "input_audio"})
+        self.assertEqual((status, answer["error"]["param"]), (400, "messages[0].content[0].type"))
+
+    def test_a_model_of_texts_refuses_images(self):
+        service = self.serve()
+        status, answer = service.post(
+            "/v1/chat/completions", messages=[{"role": "user", "content": [self.image_part("images/a_420.jpg")]}]
+        )
+        self.assertEqual((status, answer["error"]["param"]), (400, "messages[0].content[0].type"), answer)
+        self.assertEqual(service.stop(), OK)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@
 #include <random>
 
 #include "unsloth/core/error.h"
+#include "unsloth/generate/prompt_images.h"
 
 namespace unsloth {
 namespace {
@@ -38,9 +39,13 @@ class ImaginedCache {
     void spoil(const Sequence& s) { at(s, s.cached) = -7; }
 
   private:
-    /// An adapter's keys of an id are its own, and those of a version of the weights.
+    /// An adapter's keys of an id are its own, and those of a version of the weights, and of the images up to there.
     static int32_t key(const Sequence& s, int64_t t) {
-        return s.ids[static_cast<std::size_t>(t)] + 10000 * (s.request.adapter + 1) +
+        uint32_t seen = 0;
+        if (s.request.images)
+            for (const PromptImages::Place& place : s.request.images->places)
+                if (place.first <= t) seen = seen * 31 + static_cast<uint32_t>(place.content[0]) % 997 * 1000000;
+        return static_cast<int32_t>(seen) + s.ids[static_cast<std::size_t>(t)] + 10000 * (s.request.adapter + 1) +
                100000 * static_cast<int32_t>(s.policy);
     }
     int32_t& at(const Sequence& s, int64_t t) {
@@ -57,10 +62,8 @@ Ids ids_from(std::mt19937& random, int64_t count, int32_t different) {
     return ids;
 }
 
-/// One pass, in which each answer's next token is its length; answers end by their max_new_tokens.
-bool step(Scheduler& scheduler, ImaginedCache& cache) {
-    const std::vector<ScheduledChunk> parts = scheduler.next_pass();
-    cache.compute(parts);
+/// After a pass: each answer's next token is its length; answers end by their max_new_tokens.
+void finish(Scheduler& scheduler, const std::vector<ScheduledChunk>& parts) {
     std::vector<Sequence*> choosing;
     for (const ScheduledChunk& part : parts)
         if (part.chooses()) choosing.push_back(part.sequence);
@@ -70,6 +73,12 @@ bool step(Scheduler& scheduler, ImaginedCache& cache) {
         if (s->ids.size() == s->request.prompt.size() + static_cast<std::size_t>(s->request.max_new_tokens))
             scheduler.finish(*s);
     }
+}
+
+bool step(Scheduler& scheduler, ImaginedCache& cache) {
+    const std::vector<ScheduledChunk> parts = scheduler.next_pass();
+    cache.compute(parts);
+    finish(scheduler, parts);
     return !parts.empty();
 }
 
@@ -94,6 +103,63 @@ TEST(Scheduler, LosesNoPageOverTenThousandRandomRequests) {
     }
     EXPECT_EQ(scheduler.pool().free(), pages);
     EXPECT_GT(scheduler.preemptions(), 0) << "the cache is never short: this shows nothing";
+}
+
+/// A prompt of a few ids, in which images of `most` tokens at most stand for runs of one id.
+Request prompt_with_images(std::mt19937& random, int32_t most) {
+    spec::VisionSpec tower;
+    tower.merge = 1;
+    data::Sample prompt;
+    for (uint32_t i = 1 + random() % 3; i > 0; --i) {
+        const Ids text = ids_from(random, static_cast<int64_t>(random() % 9), 2);
+        prompt.ids.insert(prompt.ids.end(), text.begin(), text.end());
+        data::Image image{.first = static_cast<int32_t>(prompt.ids.size()),
+                          .grid_h = 1 + static_cast<int32_t>(random() % static_cast<uint32_t>(most)),
+                          .grid_w = 1};
+        image.pixels = std::make_shared<const std::vector<uint8_t>>(1, static_cast<uint8_t>(random() % 2));
+        prompt.ids.insert(prompt.ids.end(), static_cast<std::size_t>(image.grid_h), 7);
+        prompt.images.push_back(image);
+    }
+    prompt.ids.push_back(1);
+    Request request{.prompt = prompt.ids, .max_new_tokens = 1 + static_cast<int64_t>(random() % 6)};
+    request.images = std::make_shared<const PromptImages>(prompt, tower);
+    return request;
+}
+
+/// No chunk ends within an image, none has more features than tokens that a pass may have, and no key is another's.
+TEST(Scheduler, TakesImagesInWhole) {
+    std::mt19937 random(9);
+    constexpr int64_t pages = 40, pass = 24, rows = 5;
+    constexpr int32_t most = pass - rows + 1;
+    Scheduler scheduler({.rows = rows, .pass_tokens = pass, .prefill_tokens = 3, .context = 100}, pages, page);
+    ImaginedCache cache(pages);
+    int64_t added = 0, shared = 0, begun_within = 0;
+    for (bool more = true; more || added < 3000;) {
+        for (uint32_t some = random() % 3; some > 0 && added < 3000; --some, ++added)
+            scheduler.add(random() % 3 == 0 ? Request{.prompt = ids_from(random, 12, 2), .max_new_tokens = 5}
+                                            : prompt_with_images(random, most));
+        const std::vector<ScheduledChunk> parts = scheduler.next_pass();
+        more = !parts.empty();
+        int64_t tokens = 0, features = 0;
+        for (const ScheduledChunk& part : parts) {
+            const Sequence& s = *part.sequence;
+            tokens += part.count;
+            shared += s.shared;
+            if (!s.request.images) continue;
+            ASSERT_EQ(s.request.images->cut_by(s.cached + part.count), nullptr);
+            begun_within += s.request.images->cut_by(s.cached) != nullptr;
+            for (const PromptImages::Place& place : s.request.images->places)
+                if (PromptImages::lies_in(place, s.cached, s.cached + part.count)) features += place.count;
+        }
+        ASSERT_LE(tokens, pass);
+        ASSERT_LE(features, pass);
+        cache.compute(parts);
+        if (HasFatalFailure()) return;
+        finish(scheduler, parts);
+    }
+    EXPECT_EQ(scheduler.pool().free(), pages);
+    EXPECT_GT(shared, 0);
+    EXPECT_GT(begun_within, 0) << "no prefix ended within an image: this shows nothing";
 }
 
 /// Prompts join and answers end, for their length and by surprise, while a pass with their next token is under way.

@@ -325,6 +325,35 @@ TEST(OpenaiRequest, Conversations) {
     expect_refusal([] { chat(R"("continue_final_message": true)"); }, "continue_final_message", "invalid_value");
 }
 
+TEST(OpenaiRequest, ImagesOfChats) {
+    ParseOptions sees = strict;
+    sees.sees_images = true;
+    const auto with = [&](const std::string& part, const ParseOptions& options) {
+        return parse_chat(R"({"messages": [{"role": "user", "content": [)" + part + "]}]}", options);
+    };
+    const std::string good =
+        R"({"type": "image_url", "image_url": {"url": "data:image/png;base64,AA==", "detail": "high"}})";
+    const AnswerRequest read = with(R"({"type": "text", "text": "x"}, )" + good, sees);
+    EXPECT_EQ((*read.row)["messages"][0]["content"][1]["image_url"]["url"], "data:image/png;base64,AA==");
+    const auto refused = [&](const std::string& part, const char* field, const char* code) {
+        expect_refusal([&] { with(part, sees); }, cat("messages[0].content[0]", field), code);
+    };
+    expect_refusal([&] { with(good, strict); }, "messages[0].content[0].type", "unsupported");
+    refused(R"({"type": "image_url"})", ".image_url", "invalid_type");
+    refused(R"({"type": "image_url", "image_url": "data:,"})", ".image_url", "invalid_type");
+    refused(R"({"type": "image_url", "image_url": {"url": 3}})", ".image_url.url", "invalid_type");
+    for (const char* url : {"https://a/b.png", "http://10.0.0.1", "file:///etc/passwd", "/etc/passwd", "a.png", ""})
+        refused(cat(R"({"type": "image_url", "image_url": {"url": ")", url, "\"}}"), ".image_url.url", "unsupported");
+    refused(R"({"type": "image_url", "image_url": {"url": "data:,", "detail": "low"}})", ".image_url.detail",
+            "unsupported");
+    refused(R"({"type": "image_url", "image_url": {"url": "data:,", "path": "/a"}})", ".image_url", "invalid_value");
+    refused(R"({"type": "image_url", "image_url": {"url": "data:,"}, "image": "/a"})", "", "invalid_value");
+    refused(R"({"type": "image", "image": "/a.png"})", ".type", "unsupported");
+    expect_refusal(
+        [&] { parse_chat(R"({"messages": [{"role": "user", "content": "x", "value": [{"type": "image"}]}]})", sees); },
+        "messages[0].value", "invalid_value");
+}
+
 TEST(OpenaiRequest, OtherRoutes) {
     EXPECT_EQ(parse_tokenize(R"({"prompt": "x", "add_special_tokens": false})", strict).add_special_tokens, false);
     EXPECT_NE(parse_tokenize(R"({"messages": [{"role": "user", "content": "x"}]})", strict).row, nullptr);

@@ -42,6 +42,8 @@ struct Image {
     /// Bytes before they are normalised, [grid_h grid_w, 3, p, p]: merged squares row by row, and within each its m x m
     /// patches row by row.
     std::shared_ptr<const std::vector<uint8_t>> pixels;
+    int32_t cached =
+        0;  ///< so many of its tokens are not in the batch: a cache has their keys. `first` is the next one
 
     int64_t patches() const { return int64_t{grid_h} * grid_w; }
 };

@@ -34,9 +34,10 @@ enum class KvCacheDtype { automatic, fp8 };
 
 /// Either `prompt` or `file` is given; with `chat` a `prompt` may be.
 struct GenerateRequest {
-    std::string prompt;  ///< a user's message where the model or data.template has a chat template
-    bool raw = false;    ///< `prompt` goes to the model as it is
-    std::string rows;    ///< format of the rows of the run that answers, as data.format has it; empty: not known
+    std::string prompt;               ///< a user's message where the model or data.template has a chat template
+    std::vector<std::string> images;  ///< files of the prompt's images: before its text, or where it says <image>
+    bool raw = false;                 ///< `prompt` goes to the model as it is
+    std::string rows;  ///< format of the rows of the run that answers, as data.format has it; empty: not known
     std::string file;  ///< JSON Lines of {"text"}, {"prompt"} or {"messages"}, each with its "adapter"?; or plain text
     NamedFolders adapters;  ///< that rows of `file` may name; the others are the base's
     int64_t max_new_tokens = 128;

@@ -36,7 +36,8 @@ class BlockAllocator {
         int32_t page;
         PrefixHash text;
     };
-    /// The page that holds these page_tokens() ids behind `before`, held or free.
+    /// The page that holds these ids behind `before`, held or free. They are page_tokens(), and behind them may be more
+    /// that tells contents apart.
     std::optional<Found> find(PrefixHash before, std::span<const int32_t> ids) const;
     /// A held page's keys are complete: it holds these ids behind `before`. The name of that text, also where another
     /// page has it already.

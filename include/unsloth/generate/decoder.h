@@ -28,7 +28,7 @@ struct DecoderOptions {
     int64_t prefill_tokens = 128;
     ChunkedPrefillPolicy prefill_policy = {};  ///< instead (generate/chunked_prefill.h); may be empty
     /// Sees how long the rows of a pass waited for its tokens: the milliseconds since those of the pass before, or
-    /// since it was begun. Not of one in which no row decodes or that was recorded, and never with
+    /// since it was begun. Not of one in which no row decodes, that was recorded or has images, and never with
     /// ops::Context::deterministic: then nothing may depend on a clock. May be empty.
     std::function<void(const PassWork& pass, double ms)> on_pass = {};
     bool pads = false;  ///< rows to buckets, as on a GPU, which records passes

@@ -14,6 +14,8 @@
 
 namespace unsloth::generate {
 
+struct PromptImages;
+
 /// Says which tokens may come next in one answer. Of one thread at a time.
 class TokenConstraint {
   public:
@@ -42,6 +44,7 @@ struct Request {
     int64_t top_logprobs = -1;                         ///< the most likely tokens to report of each token; -1: none
     std::vector<int32_t> rated_ids = {};               ///< or these ids, each below the vocabulary, likely or not
     std::shared_ptr<TokenConstraint> constraint = {};  ///< of this answer alone; nullptr: any token may come
+    std::shared_ptr<const PromptImages> images = {};   ///< whose tokens are in the prompt; nullptr: it is text alone
     bool prompt_logprobs = false;  ///< also report the prompt's tokens; the model's plan has a head row for each token
 };
 

@@ -55,7 +55,8 @@ struct Sequence {
     static constexpr BlockAllocator::PrefixHash most_beginnings = BlockAllocator::PrefixHash{1} << 32;
 };
 
-/// What a pass computes of a sequence: `count` tokens behind those cached.
+/// What a pass computes of a sequence: `count` tokens behind those cached. It ends within no image, so that a tower
+/// runs once for a prompt; it begins within one where a prefix that is shared ends there.
 struct ScheduledChunk {
     Sequence* sequence = nullptr;
     int64_t count = 0;
@@ -74,8 +75,8 @@ class Scheduler {
     /// usage Error where the pool has not the pages of one sequence of `context` tokens.
     Scheduler(const SchedulerLimits& limits, int64_t pages, int64_t page_tokens);
 
-    /// The request's number, from 0. usage Error where prompt and answer are longer than limits.context; CheckError for
-    /// an empty prompt.
+    /// The request's number, from 0. usage Error where prompt and answer are longer than limits.context, and where an
+    /// image has more tokens than a pass takes beside all other sequences; CheckError for an empty prompt.
     int64_t add(Request request);
     /// Passes from now on are of this version of the weights: keys of other versions are never read again. CheckError
     /// where the version changes while a sequence is running.
@@ -97,8 +98,10 @@ class Scheduler {
 
     const BlockAllocator& pool() const { return pool_; }
     int64_t running() const { return static_cast<int64_t>(running_.size()); }
-    int64_t rows() const { return limits_.rows; }         ///< sequences that run at a time
-    int64_t context() const { return limits_.context; }   ///< prompt and answer of one sequence
+    int64_t rows() const { return limits_.rows; }        ///< sequences that run at a time
+    int64_t context() const { return limits_.context; }  ///< prompt and answer of one sequence
+    /// Tokens of the largest image that goes into a pass, whatever others decode.
+    int64_t longest_image() const { return limits_.pass_tokens - limits_.rows + 1; }
     int64_t preemptions() const { return preemptions_; }  ///< sequences whose pages were taken, to be computed anew
 
   private:
@@ -111,7 +114,9 @@ class Scheduler {
     bool admit(Sequence& sequence);
     void share_prefix(Sequence& sequence);
     bool is_being_computed(const Sequence& sequence) const;
-    std::span<const int32_t> page_ids(const Sequence& sequence, int64_t page) const;
+    std::vector<int32_t> page_contents(const Sequence& sequence, int64_t page) const;
+    struct Seen;
+    int64_t with_whole_images(const Sequence& sequence, int64_t count, int64_t most, Seen& seen) const;
 
     SchedulerLimits limits_;
     BlockAllocator pool_;

@@ -9,15 +9,20 @@
 
 namespace unsloth::model {
 
-/// Fills b.features and b.deepstack with what stands for the images' tokens, in their order: of as many
-/// images at a time as b has room for. Nothing synchronises.
+/// Fills b.features and b.deepstack with what stands for the images' tokens, in their order. Images that share their
+/// pixels are seen once. `together`: as many at a time as b has room for; else one after another, so that an image's
+/// features are the same bits in whatever pass it is. Nothing synchronises.
 void see_images(ops::Context& ctx, const spec::VisionSpec& spec, const weights::VisionWeights& w,
-                const VisionBuffers& b, const std::vector<data::Image>& images);
+                const VisionBuffers& b, const std::vector<data::Image>& images, bool together);
 
-/// Of each image its tokens' place: their first among all image tokens of the micro-batch, in the text, and how many.
+/// Of each image its tokens' place: their first among the features of the micro-batch, in the text, and how many.
 struct ImagePlace {
     int64_t feature = 0, token = 0, count = 0;
+    int64_t seen = 0;    ///< where the features of the whole image begin
+    bool again = false;  ///< an image before has the same pixels, and the same features
 };
 std::vector<ImagePlace> image_places(const spec::VisionSpec& spec, const std::vector<data::Image>& images);
+/// Features of all images together.
+int64_t features_of(const spec::VisionSpec& spec, const std::vector<data::Image>& images);
 
 }  // namespace unsloth::model

@@ -19,6 +19,7 @@ namespace unsloth::openai {
 struct ParseOptions {
     int64_t vocab_size = 0;       ///< token ids are below it
     bool accept_unknown = false;  ///< fields that are not known are passed over
+    bool sees_images = false;     ///< messages of chats may have parts image_url
 };
 
 /// One of a completion's prompts: a text, or ids.

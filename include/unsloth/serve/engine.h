@@ -91,6 +91,8 @@ class Engine {
     /// Whether passes end within a time that no pass takes.
     bool healthy() const;
     int64_t context() const { return decoder_.scheduler().context(); }  ///< prompt and answer of one sequence
+    /// Tokens of the largest image of a prompt.
+    int64_t longest_image() const { return decoder_.scheduler().longest_image(); }
 
   private:
     struct Active {

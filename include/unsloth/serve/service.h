@@ -17,6 +17,7 @@
 #include "unsloth/openai/response.h"
 #include "unsloth/serve/adapters.h"
 #include "unsloth/serve/engine.h"
+#include "unsloth/session/sight.h"
 #include "unsloth/tokenizer/chat.h"
 #include "unsloth/tokenizer/tokenizer.h"
 
@@ -34,6 +35,7 @@ struct ServiceOptions {
     std::vector<int32_t> stop_ids;    ///< that end answers
     std::string folder;               ///< the base's
     double decision_temperature = 1;  ///< of the base's decision_calibration.json
+    session::Sight sight = {};        ///< how images of chats are read; by default none is
 };
 
 /// Work of requests on other threads than the server's and the engine's.
@@ -107,7 +109,10 @@ class Service {
     struct Chosen;
     Chosen choose(const std::string& model) const;
     static Job job_for(const std::string& client, const Chosen& chosen);
-    openai::ParseOptions parsing() const { return {options_.vocab_size, options_.accept_unknown_fields}; }
+    openai::ParseOptions parsing() const {
+        return {options_.vocab_size, options_.accept_unknown_fields, options_.sight.sees_images()};
+    }
+    session::Sight::Bounds image_bounds() const;
     struct Prepared;
     Prepared prepare(openai::AnswerRequest request, const std::string& client);
     static openai::AnswerHead head_of(const Prepared& prepared);

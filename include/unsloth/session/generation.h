@@ -11,13 +11,12 @@
 #include "unsloth/config/config.h"
 #include "unsloth/generate/chunked_prefill.h"
 #include "unsloth/session/session.h"
+#include "unsloth/session/sight.h"
 #include "unsloth/spec/model_spec.h"
 #include "unsloth/tokenizer/chat.h"
 #include "unsloth/tokenizer/tokenizer.h"
 
 namespace unsloth::session {
-
-using Prompt = std::vector<int32_t>;  ///< ids
 
 /// What a row names, and where it stands.
 struct NamedAt {
@@ -25,19 +24,29 @@ struct NamedAt {
     std::string where;
 };
 
+/// Files that the user names in a command may lie anywhere: the root of their absolute paths.
+inline constexpr const char* anywhere = "/";
+std::vector<std::string> absolute(std::vector<std::string> files);
+
 /// How prompts become ids.
 class PromptEncoder {
   public:
     /// `rows`: the format of the rows that the model was trained on, as data.format has it; empty: not known. Where
-    /// data.template is auto, prompts are put as these rows were.
-    PromptEncoder(const tokenizer::Tokenizer& tokenizer, const config::DataOptions& data, const std::string& rows);
+    /// data.template is auto, prompts are put as these rows were. Without `sight`, prompts with images are refused.
+    PromptEncoder(const tokenizer::Tokenizer& tokenizer, const config::DataOptions& data, const std::string& rows,
+                  Sight sight = {});
 
     /// A user's message to the template that data.template names, or the rows had; without either, to the model's own,
     /// and as it is where the model has none.
-    Prompt prompt(const std::string& text) const;
-    Prompt text(const std::string& text) const { return tokenizer_.encode(text, true); }
-    /// `row` has "messages", and perhaps more that a template reads.
-    Prompt messages(nlohmann::ordered_json row) const;
+    /// `images`: paths of files, which stand before the text or where it says <image>; where the text is taken as it
+    /// is, it has the model's own token for each. Input Errors image.*.
+    SeenPrompt prompt(const std::string& text, const std::vector<std::string>& images = {}) const;
+    SeenPrompt text(const std::string& text, const std::vector<std::string>& images = {}) const;
+    /// `row` has "messages", and perhaps more that a template reads. Paths of images are below data.image_root, or
+    /// `folder` where that is empty.
+    SeenPrompt seen_messages(const nlohmann::ordered_json& row, const std::filesystem::path& folder) const;
+    /// The same without images; input Error image.text-model for a row with some.
+    Prompt messages(const nlohmann::ordered_json& row) const;
 
     /// Of conversations.
     const tokenizer::ChatTemplate& chat_template() const { return chat_; }
@@ -50,14 +59,19 @@ class PromptEncoder {
     const tokenizer::Tokenizer& tokenizer_;
     tokenizer::ChatTemplate chat_;
     bool guessed_, raw_;
+    std::string image_root_;
+    Sight sight_;
+
+    Prompt render(nlohmann::ordered_json row) const;
 };
 
 /// JSON Lines of {"text"}, {"prompt"} or {"messages"}; anything that does not begin with an object is one text.
-/// `adapters` (may be nullptr) gets what each names as its "adapter". Input Error, with the line.
-std::vector<Prompt> read_prompts(const std::filesystem::path& file, const PromptEncoder& encoder,
-                                 std::vector<NamedAt>* adapters = nullptr);
+/// The latter two may have "images". `adapters` (may be nullptr) gets what each names as its "adapter". Input Error,
+/// with the line.
+std::vector<SeenPrompt> read_prompts(const std::filesystem::path& file, const PromptEncoder& encoder,
+                                     std::vector<NamedAt>* adapters = nullptr);
 /// Tokens of the longest; input Error where one has none.
-int64_t longest_of(const std::vector<Prompt>& prompts);
+int64_t longest_of(const std::vector<SeenPrompt>& prompts);
 
 /// The ids that end an answer.
 std::vector<int32_t> stop_ids(const tokenizer::Tokenizer& tokenizer, const spec::ModelSpec& spec);

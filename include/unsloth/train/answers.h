@@ -40,6 +40,7 @@ class CompletionEvaluator {
     CompletionEvaluator(const AnswerRules& rules, const data::Dataset& rows, const session::OpenedModel& opened,
                         const std::vector<std::pair<std::string, std::string>>& files);
 
+    bool sees_images() const { return sees_images_; }                     ///< some questions have images
     int64_t longest() const { return longest_; }                          ///< question, in tokens
     int64_t context() const { return longest_ + rules_.max_new_tokens; }  ///< with its answer
     int64_t rows() const;                                                 ///< that are answered at a time
@@ -58,11 +59,12 @@ class CompletionEvaluator {
     /// A row's last trained part is the answer; what stands before it in its segment is asked.
     struct Question {
         int64_t row = 0;
-        int32_t set = 0;  ///< number of the evaluation set
-        session::Prompt prompt;
+        int32_t set = 0;      ///< number of the evaluation set
+        data::Sample prompt;  ///< its ids, and images without pixels
         std::string expected;
         std::string compared;  ///< what of it answers are compared with
     };
+    generate::Request request_of(const Question& question) const;
     Question question_of(const data::Sample& sample, int32_t set) const;
     std::optional<std::string> part_of(const std::string& answer) const;
     bool is_right(const std::string& answer, const Question& question) const;
@@ -70,12 +72,15 @@ class CompletionEvaluator {
     Result judge(const std::vector<session::Prompt>& answers) const;
 
     AnswerRules rules_;
+    data::Dataset dataset_;
+    std::optional<spec::VisionSpec> tower_;
     tokenizer::Tokenizer tokenizer_;
     std::optional<data::AnswerPattern> pattern_;
     std::vector<std::string> sets_;  ///< empty: one without a name
     std::vector<int32_t> stops_;
     std::vector<Question> questions_;
     int64_t longest_ = 0;
+    bool sees_images_ = false;
 };
 
 }  // namespace unsloth::train

@@ -10,6 +10,7 @@
 #include "unsloth/model/model.h"
 #include "unsloth/placement/recipe.h"
 #include "unsloth/session/session.h"
+#include "unsloth/session/sight.h"
 
 namespace unsloth::train {
 
@@ -34,7 +35,7 @@ class Samples {
     std::string output_dir_;
     int64_t max_new_tokens_;
     tokenizer::Tokenizer tokenizer_;
-    std::vector<std::vector<int32_t>> prompts_;
+    std::vector<session::SeenPrompt> prompts_;
     std::vector<int32_t> stops_;
     int64_t longest_ = 0;
     std::unique_ptr<RowFile> rows_;  ///< nullptr: nothing was answered yet

@@ -44,7 +44,9 @@ ConfigUse inference(const std::vector<std::string>& names, const std::vector<std
     return use;
 }
 
-const ConfigUse of_generate = inference({"data.template", "data.chat_template_kwargs"}, {"model.max_seq_length"});
+const ConfigUse of_serve = inference({"data.template", "data.chat_template_kwargs"}, {"model.max_seq_length"});
+const ConfigUse of_generate =
+    inference({"data.template", "data.chat_template_kwargs", "data.image_root"}, {"model.max_seq_length"});
 const ConfigUse of_score =
     inference({"data", "training.objective", "training.seed", "distill.temperature"}, {"data.packing", "data.shuffle"});
 const ConfigUse of_evaluate =
@@ -137,7 +139,7 @@ const std::vector<CommandInfo>& commands() {
         {Command::serve, "serve",
          "--model.path DIR [--adapter NAME=DIR …] [--adapter_root DIR] [--watch RUN] [--host ADDRESS] [--port N] "
          "[--api_key_file FILE]",
-         "Answer OpenAI's API over HTTP, and gRPC.", of_generate, declare_serve, succeeding<run_serve>, /*alone=*/true},
+         "Answer OpenAI's API over HTTP, and gRPC.", of_serve, declare_serve, succeeding<run_serve>, /*alone=*/true},
         {Command::evaluate, "evaluate",
          "--model.path DIR [--model.adapter_name_or_path DIR] --data.eval_file FILE [--metric exact_match] "
          "[--answer_regex REGEX] "

@@ -99,13 +99,21 @@ void declare_generate(OptionSet& options, CommandLine& line) {
     options.add("prompt", line.generate.prompt,
                 "Prompt: a user message for the chat template of data.template, the adapter's run or the model. "
                 "Without any template, plain text.");
+    options
+        .add("image", line.generate.images,
+             "Image file of --prompt: JPEG, PNG or WebP. May be given several times. Images stand before the prompt's "
+             "text, or each at a `<image>` of it. With --chat: of the first message.")
+        .path("FILE")
+        .verbatim()
+        .not_with("file")
+        .because("its rows have images of their own");
     options.add("raw", line.generate.raw, "Use --prompt as plain text, without a chat template.")
         .not_with("file")
         .because("its rows of {\"text\"} are plain text already");
     options
         .add("file", line.generate.file,
              "File of prompts, instead of --prompt. JSON Lines of {\"text\"} (plain text), {\"prompt\"} (as --prompt) "
-             "or {\"messages\"}; or one text.")
+             "or {\"messages\"}; the latter two perhaps with \"images\"; or one text.")
         .path("FILE");
     declare_adapters(options, line.generate.adapters,
                      "Adapters for rows of --file (\"adapter\": \"NAME\"), decoded in one batch. Rows without a name "
@@ -140,7 +148,8 @@ void declare_generate(OptionSet& options, CommandLine& line) {
         .because("it prints one completion");
     options
         .add("chat", line.generate.chat,
-             "Chat: each line of standard input is the next user message of one conversation. --prompt is the first.")
+             "Chat: each line of standard input is the next user message of one conversation. --prompt is the first. "
+             "A line /image FILE adds an image to the next message.")
         .not_with("file")
         .not_with("raw")
         .not_with("json")
