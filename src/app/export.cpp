@@ -9,6 +9,7 @@
 #include "unsloth/core/log.h"
 #include "unsloth/formats/folder_contents.h"
 #include "unsloth/formats/gguf_export.h"
+#include "unsloth/formats/serve_grid.h"
 #include "unsloth/tokenizer/tokenizer.h"
 #include "unsloth/tokenizer/vocabulary.h"
 
@@ -20,6 +21,13 @@ namespace fs = std::filesystem;
 formats::GgufFileType type_of(spec::DType dtype) {
     if (dtype == spec::DType::f16) return formats::GgufFileType::f16;
     return dtype == spec::DType::bf16 ? formats::GgufFileType::bf16 : formats::GgufFileType::f32;
+}
+
+std::optional<formats::GgufFileType> type_of(spec::ServeGrid grid) {
+    if (grid == spec::ServeGrid::q8_0) return formats::GgufFileType::q8_0;
+    if (grid == spec::ServeGrid::q4_0) return formats::GgufFileType::q4_0;
+    if (grid == spec::ServeGrid::mxfp4) return formats::GgufFileType::mxfp4;
+    return std::nullopt;
 }
 
 formats::GgufFileType type_of(ExportType type, spec::DType otherwise) {
@@ -36,6 +44,8 @@ formats::GgufFileType type_of(ExportType type, spec::DType otherwise) {
             return formats::GgufFileType::q8_0;
         case ExportType::q4_0:
             return formats::GgufFileType::q4_0;
+        case ExportType::mxfp4:
+            return formats::GgufFileType::mxfp4;
         case ExportType::q4_k_m:
             return formats::GgufFileType::q4_k_m;
         case ExportType::q5_k_m:
@@ -45,6 +55,19 @@ formats::GgufFileType type_of(ExportType type, spec::DType otherwise) {
     }
     UNSLOTH_CHECK(false, "type ", static_cast<int>(type));
     return formats::GgufFileType::f32;
+}
+
+/// A model on a grid that GGUF has is written as it is, where no other type is named.
+void take_grid(const formats::WeightFile& model, ExportType asked, formats::GgufExportOptions& options) {
+    const std::optional<formats::GgufFileType> type = type_of(formats::grid_of_folder(model.checkpoint.folder()));
+    if (!type) return;
+    if (asked == ExportType::automatic || options.type == *type) {
+        options.type = *type;
+        options.others = type_of(model.spec.dtype);
+        log::info("projections are on a grid (merge --grid): written as they are, and nothing else is quantised");
+    } else {
+        log::warning("the model's projections are on another grid (merge --grid): --type rounds them again");
+    }
 }
 
 fs::path folder_of(const std::string& path, formats::ModelFiles files) {
@@ -67,9 +90,10 @@ formats::GgufReport export_model(const ExportRequest& request) {
     const spec::Vocabulary vocabulary = tokenizer::read_vocabulary(tokenizer, request.pre);
     if (model.tensors.quantised_linears() > 0)
         log::info("the base's ", model.tensors.quantised_linears(), " 4-bit weights are dequantised");
-    const formats::GgufExportOptions options{type_of(request.type, model.spec.dtype),
-                                             own_name(fs::exists(request.model) ? folder : fs::path(request.model)),
-                                             static_cast<int>(request.threads)};
+    formats::GgufExportOptions options{type_of(request.type, model.spec.dtype),
+                                       own_name(fs::exists(request.model) ? folder : fs::path(request.model)),
+                                       static_cast<int>(request.threads)};
+    take_grid(model, request.type, options);
     return formats::export_model_gguf(model, vocabulary, request.out, options);
 }
 
@@ -83,6 +107,11 @@ formats::GgufReport export_adapter(const ExportRequest& request) {
                     "Give its folder with --model.path: config.json is enough.");
     const spec::ModelSpec spec = formats::read_model_spec(folder_of(base, formats::ModelFiles::all_but_weights));
     const formats::Adapter adapter = formats::read_adapter(folder, spec);
+    if (adapter.config.lora.serve_grid != spec::ServeGrid::none && !request.ignore_serve_grid)
+        throw Error("export.unsupported",
+                    cat(request.adapter, " was trained through serve_grid ", name_of(adapter.config.lora.serve_grid),
+                        ", and llama.cpp would add it to other weights"),
+                    "Merge it (merge --grid), and export the merged model; or set --ignore_serve_grid.");
     const auto& tensors = adapter.file.tensors();
     const spec::DType own = tensors.empty() ? spec::DType::f32 : tensors.front().dtype;
     const formats::GgufExportOptions options{type_of(request.type, own), own_name(request.adapter),

@@ -12,6 +12,7 @@
 #include "unsloth/core/text.h"
 #include "unsloth/formats/base_mark.h"
 #include "unsloth/formats/model_writer.h"
+#include "unsloth/formats/serve_grid.h"
 
 namespace unsloth::app {
 namespace {
@@ -83,6 +84,21 @@ void describe_values(const MergeRequest& request, const formats::WeightFile& bas
             "in the merged model they are not tied any more");
 }
 
+/// What the projections are rounded to, and whether that is what the adapter was trained through.
+spec::ServeGrid choose_grid(const MergeRequest& request, const formats::PeftConfig& adapter) {
+    const spec::ServeGrid trained = adapter.lora.serve_grid, grid = request.grid.value_or(trained);
+    if (grid != trained)
+        log::warning("the adapter was trained ",
+                     trained == spec::ServeGrid::none ? "without a grid" : cat("through serve_grid ", name_of(trained)),
+                     ", and is merged with --grid ", name_of(grid), ": other weights than it was trained through");
+    if (grid == spec::ServeGrid::none) return grid;
+    if (request.dtype == spec::WeightType::nf4 && grid != spec::ServeGrid::nf4)
+        throw Error("option.conflict", cat("--dtype nf4 would round the values of --grid ", name_of(grid), " again"),
+                    "Leave --dtype out.");
+    log::info("projections are rounded to ", name_of(grid), ", written as ", name_of(formats::type_on_grid(grid)));
+    return grid;
+}
+
 /// How far rounding to this type may move the logits, relative to their spread.
 double tolerance_of(spec::WeightType type) {
     switch (type) {
@@ -97,15 +113,21 @@ double tolerance_of(spec::WeightType type) {
     }
 }
 
-void verify(const MergeRequest& request, const std::string& base, spec::WeightType type, StagedFolder& staged) {
+/// With the grid that the adapter was trained through both models have the same weights.
+void verify(const MergeRequest& request, const std::string& base, spec::WeightType type, spec::ServeGrid trained,
+            spec::ServeGrid grid, StagedFolder& staged) {
     engine_api::CompareRequest compare;
     compare.base = base;
     compare.adapter = request.adapter;
     compare.base_in_4bit = request.load_in_4bit;
     compare.base_precision = request.precision;
+    compare.ignore_serve_grid = grid != trained;
     compare.merged = staged.path().string();
     compare.texts = request.verify;
     compare.device = request.device;
+    const bool exact = grid == trained && grid != spec::ServeGrid::none;
+    if (exact) type = spec::WeightType::f32;
+    if (!exact && grid != spec::ServeGrid::none) type = spec::WeightType::nf4;
     const double tolerance = request.tolerance.value_or(tolerance_of(type));
     engine_api::LogitComparison found;
     try {
@@ -146,14 +168,21 @@ void run_merge(const CommandLine& line) {
     const formats::Adapter adapter = formats::read_adapter(adapter_folder, base.spec);
     formats::warn_of_other_base(adapter, base, base_path);
     describe_values(request, base, adapter.config);
+    const spec::ServeGrid grid = choose_grid(request, adapter.config);
     const formats::MergedModel model(
-        base, &adapter, {.load_in_4bit = request.load_in_4bit, .precision = spec::PrecisionMap(request.precision)});
+        base, &adapter, {.load_in_4bit = request.load_in_4bit, .precision = spec::PrecisionMap(request.precision)},
+        grid);
     log::info(model.changed_tensors() + static_cast<int64_t>(base.stand_in_tensors().size()), " of ",
               model.tensors().size(), " tensors change");
-    write_weights(model, staged, {request.dtype, static_cast<std::size_t>(request.max_shard_bytes), 0});
+    formats::ModelWriteOptions options{.type = request.dtype,
+                                       .shard_bytes = static_cast<std::size_t>(request.max_shard_bytes)};
+    if (grid != spec::ServeGrid::none) options.linears = formats::type_on_grid(grid);
+    write_weights(model, staged, options);
     copy_companions(base.checkpoint.folder(), adapter_folder, staged.path());
     pass_on_run(adapter_folder, staged.path());
-    if (!request.no_verify) verify(request, base_path, formats::resolve_weight_type(request.dtype, base.spec), staged);
+    if (!request.no_verify)
+        verify(request, base_path, formats::resolve_weight_type(request.dtype, base.spec),
+               adapter.config.lora.serve_grid, grid, staged);
     stop_if_interrupted();
     staged.commit();
     log::info("merged model in ", staged.target().string());

@@ -229,6 +229,7 @@ engine_api::LogitComparison compare_logits(const engine_api::CompareRequest& req
     of_base.model.adapter_name_or_path = request.adapter;
     of_base.model.load_in_4bit = request.base_in_4bit;
     of_base.model.precision = request.base_precision;
+    of_base.model.ignore_serve_grid = request.ignore_serve_grid;
     of_merged.model.path = request.merged;
     of_merged.model.load_in_4bit = false;
     for (config::Config* config : {&of_base, &of_merged}) {

@@ -183,6 +183,7 @@ std::string write_model_config(const spec::ModelSpec& spec, const std::optional<
     whole[new_name ? "dtype" : "torch_dtype"] = spec::name_of(spec.dtype);
     if (new_name) whole.erase("torch_dtype");
     whole.erase("quantization_config");
+    whole.erase("serve_grid");  // of the original's values, not of these
     if (quantization) whole["quantization_config"] = quantization_json(*quantization);
     return whole.dump(2) + "\n";
 }

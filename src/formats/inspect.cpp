@@ -143,6 +143,7 @@ void describe_adapter(Inspection& inspection, const PeftConfig& config) {
     facts["lora_dropout"] = cat(lora.lora_dropout);
     facts["use_rslora"] = lora.use_rslora ? "true" : "false";
     facts["use_dora"] = lora.use_dora ? "true" : "false";
+    if (lora.serve_grid != spec::ServeGrid::none) facts["serve_grid"] = name_of(lora.serve_grid);
     facts["target_modules"] = joined(lora.target_modules);
     if (!lora.target_parameters.empty()) facts["target_parameters"] = joined(lora.target_parameters);
     facts["modules_to_save"] = joined(lora.modules_to_save);

@@ -15,28 +15,6 @@
 namespace unsloth::formats {
 namespace {
 
-/// add_low_rank for `tile_rows` rows, which share what is read of A.
-template <int tile_rows>
-void add_tile(const float* b, const float* a, int64_t r, float scale, int64_t cols, float* w) {
-    constexpr int64_t width = 256;  // sums that stay in the first cache
-    float sum[tile_rows][width];
-    for (int64_t begin = 0; begin < cols; begin += width) {
-        const int64_t count = std::min(width, cols - begin);
-        for (auto& row : sum) std::fill(row, row + count, 0.0F);
-        for (int64_t j = 0; j < r; ++j) {
-            const float* const a_row = a + j * cols + begin;
-            for (int i = 0; i < tile_rows; ++i) {
-                const float factor = b[i * r + j];
-                for (int64_t k = 0; k < count; ++k) sum[i][k] += factor * a_row[k];
-            }
-        }
-        for (int i = 0; i < tile_rows; ++i) {
-            float* const out = w + i * cols + begin;
-            for (int64_t k = 0; k < count; ++k) out[k] += scale * sum[i][k];
-        }
-    }
-}
-
 std::vector<float> floats_of(const TensorView& tensor) {
     std::vector<float> values(static_cast<std::size_t>(tensor.elements()));
     spec::convert_to_f32(tensor.dtype, tensor.data.data(), tensor.elements(), values.data());
@@ -87,12 +65,6 @@ void drop_rows(const TensorView& tensor, int64_t cols, int64_t row_begin, int64_
 
 }  // namespace
 
-void add_low_rank(const float* b, const float* a, int64_t r, float scale, int64_t rows, int64_t cols, float* w) {
-    int64_t row = 0;
-    for (; row + 4 <= rows; row += 4) add_tile<4>(b + row * r, a, r, scale, cols, w + row * cols);
-    for (; row < rows; ++row) add_tile<1>(b + row * r, a, r, scale, cols, w + row * cols);
-}
-
 void set_row_norms(const float* magnitude, int64_t rows, int64_t cols, float* w) {
     for (int64_t row = 0; row < rows; ++row) {
         float* const values = w + row * cols;
@@ -121,6 +93,7 @@ void MergedTensor::read_f32(int64_t row_begin, int64_t row_end, float* out) cons
         pruning_->zero(rule_, row_end - row_begin, out);
     if (r_ > 0) add_low_rank(b_.data() + row_begin * r_, a_.data(), r_, scale_, row_end - row_begin, cols(), out);
     if (!magnitude_.empty()) set_row_norms(magnitude_.data() + row_begin, row_end - row_begin, cols(), out);
+    if (grid_ != spec::ServeGrid::none) spec::round_rows_to_grid(grid_, row_end - row_begin, cols(), out);
 }
 
 void MergedTensor::read_base(int64_t row_begin, int64_t row_end, float* out) const {
@@ -166,8 +139,8 @@ void MergedTensor::drop(int64_t row_begin, int64_t row_end) const noexcept {
         base_->drop();  // codes of 4 bits, block maxima and parts have no rows of their own
 }
 
-MergedModel::MergedModel(const WeightFile& base, const Adapter* adapter, HeldTypes held)
-    : base_(base), adapter_(adapter), held_(std::move(held)), spec_(base.spec) {
+MergedModel::MergedModel(const WeightFile& base, const Adapter* adapter, HeldTypes held, spec::ServeGrid grid)
+    : base_(base), adapter_(adapter), held_(std::move(held)), grid_(grid), spec_(base.spec) {
     held_.precision.check(base_.spec);
     if (adapter_ != nullptr && !adapter_->config.lora.modules_to_save.empty()) spec_.tie_word_embeddings = false;
     tensors_ = spec::tensor_table(spec_);
@@ -230,6 +203,7 @@ spec::LoraModule MergedModel::lora_of(const spec::TensorRule& rule) const {
 
 const Quant4Weight* MergedModel::unchanged_quant4(const spec::TensorRule& rule) const {
     if (pruning_ != nullptr || saved_module(rule) != nullptr || lora_of(rule).r > 0) return nullptr;
+    if (grid_ != spec::ServeGrid::none && rule.role == spec::TensorRole::linear) return nullptr;  // all are rounded
     const TensorSource* const source = base_.tensors.find(rule.hf_name);
     const bool as_it_is =
         source != nullptr && source->quantised() && held_.of(*source, base_.spec) == stored_type(*source);
@@ -263,6 +237,12 @@ MergedTensor MergedModel::open(const spec::TensorRule& rule) const {
         tensor.rounds_to_ = type;
     }
     if (rule.role != spec::TensorRole::linear) return tensor;
+    if (grid_ != spec::ServeGrid::nf4) tensor.grid_ = grid_;
+    if (spec::has_row_blocks(grid_) && tensor.cols() % spec::grid_block != 0)
+        throw Error("option.unsupported",
+                    cat("grid ", name_of(grid_), " needs rows of a multiple of ", spec::grid_block,
+                        " values; those of ", rule.hf_name, " have ", tensor.cols()),
+                    "Take nf4 or fp8.");
     const spec::LoraModule lora = lora_of(rule);
     if (lora.r == 0) return tensor;
     tensor.r_ = lora.r;

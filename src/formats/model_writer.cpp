@@ -15,6 +15,7 @@
 #include "unsloth/core/parallel.h"
 #include "unsloth/core/text.h"
 #include "unsloth/formats/hf_config.h"
+#include "unsloth/formats/serve_grid.h"
 #include "unsloth/spec/convert.h"
 #include "unsloth/spec/quant4.h"
 
@@ -78,6 +79,8 @@ class Writer {
   private:
     /// How this tensor is stored: as it is named, else quantised types are for the linears of the layers alone.
     spec::WeightType type_of(const spec::TensorRule& rule) const {
+        if (rule.role == spec::TensorRole::linear && options_.linears != spec::WeightType::automatic)
+            return options_.linears;
         const spec::WeightType asked = options_.precision.of(rule, model_.spec());
         if (asked != spec::WeightType::automatic) return asked;
         return spec::is_quantised(type_) && rule.role != spec::TensorRole::linear ? spec::WeightType::automatic : type_;
@@ -371,8 +374,8 @@ class Writer {
     void write_config() {
         spec::ModelSpec spec = model_.spec();
         spec.dtype = dtype_;
-        write_file_atomically(folder_ / "config.json",
-                              write_model_config(spec, quantization(), model_.original_config()));
+        const std::string config = write_model_config(spec, quantization(), model_.original_config());
+        write_file_atomically(folder_ / "config.json", with_serve_grid(config, model_.grid()));
     }
 
     const MergedModel& model_;

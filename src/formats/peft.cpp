@@ -14,6 +14,7 @@
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
 #include "unsloth/formats/folder_contents.h"
+#include "unsloth/formats/serve_grid.h"
 
 namespace unsloth::formats {
 namespace {
@@ -43,7 +44,8 @@ constexpr std::array<std::pair<std::string_view, std::string_view>, 15> refused_
 }};
 
 /// Keys that are read here, or that say nothing about what a finished adapter computes.
-constexpr std::array<std::string_view, 27> known_options = {"peft_type",
+constexpr std::array<std::string_view, 28> known_options = {"peft_type",
+                                                            "serve_grid",
                                                             "rope_scaling",
                                                             "task_type",
                                                             "bias",
@@ -232,6 +234,7 @@ PeftConfig parse_peft_config(const std::string& json_text, const std::string& so
     lora.lora_dropout = json.number("lora_dropout").value_or(0.0);
     lora.use_rslora = json.boolean("use_rslora").value_or(false);
     lora.use_dora = json.boolean("use_dora").value_or(false);
+    if (const auto grid = json.string(serve_grid_key)) lora.serve_grid = read_grid(*grid, source);
     if (json.has("rope_scaling")) config.rope_scaling = json["rope_scaling"].value().dump();
     lora.target_parameters = json.strings("target_parameters");
     read_targets(json, lora);
@@ -307,11 +310,12 @@ std::string write_peft_config(const PeftConfig& config) {
         {"use_rslora", lora.use_rslora ? "true" : "false"},
         {"velora_config", "null"},
     };
-    if (!config.rope_scaling.empty()) {
-        const auto after = std::find_if(entries.begin(), entries.end(),
-                                        [](const auto& e) { return std::string_view(e.first) > "rope"; });
-        entries.insert(after, {"rope_scaling", config.rope_scaling});
-    }
+    const auto insert = [&](std::string_view key, const std::string& value) {
+        const auto after = std::ranges::find_if(entries, [&](const auto& entry) { return entry.first > key; });
+        entries.insert(after, {key.data(), value});
+    };
+    if (!config.rope_scaling.empty()) insert("rope_scaling", config.rope_scaling);
+    if (lora.serve_grid != spec::ServeGrid::none) insert(serve_grid_key, quoted(name_of(lora.serve_grid)));
     std::string text = "{";
     for (std::size_t i = 0; i < entries.size(); ++i)
         text += cat(i == 0 ? "" : ",", "\n  \"", entries[i].first, "\": ", entries[i].second);

@@ -91,6 +91,7 @@ void ModelPlan::read_trained() {
         const double dropout = request_.lora ? request_.lora->lora_dropout : adapter_->config.lora.lora_dropout;
         request_.lora = adapter_->config.lora;
         request_.lora->lora_dropout = dropout;
+        if (request_.ignore_serve_grid) request_.lora->serve_grid = spec::ServeGrid::none;
     }
     if (!request_.adapters.empty()) {
         UNSLOTH_CHECK(!request_.adapter && !request_.trains, "several adapters are for answers alone");
@@ -115,6 +116,7 @@ void ModelPlan::read_trained() {
         all_lora_ = share(spec::resolve_lora(*request_.lora, spec()));
         table_ = share(weights::ParameterTable::lora(spec(), *all_lora_, request_.lora->modules_to_save));
     }
+    if (grid() != spec::ServeGrid::none) require_grid();
     if (request_.router_aux > 0 && !spec().experts)
         throw Error("option.no-effect", "training.router_aux_loss_coef balances experts, and this model has none",
                     "Leave router_aux_loss_coef out.");
@@ -151,22 +153,6 @@ void ModelPlan::plan_rank() {
     parts_.of_base = bytes_of(*parts_.base);
     complete_sizes();
     set_run(request_.run);
-}
-
-void ModelPlan::require_images() const {
-    if (!spec().vision)
-        throw Error("model.unsupported",
-                    cat(file_->checkpoint.folder().string(), ": rows have images, and ",
-                        spec().part_of.empty() ? spec().model_type : spec().part_of,
-                        " is not a model whose tower this program runs"),
-                    "Take a model of Qwen2.5-VL or Qwen3-VL, or rows of texts.");
-    const std::pair<const char*, bool> ways[] = {{"distributed.tp_size", !request_.tp.alone()},
-                                                 {"distributed.cp_size", !request_.cp.alone()},
-                                                 {"distributed.pp_size", !request_.pp.alone()}};
-    for (const auto& [option, shared] : ways)
-        if (shared)
-            throw Error("parallel.unsupported", cat(option, " does not go with rows that have images"),
-                        "Leave it out: each rank then has the whole model and rows of its own.");
 }
 
 /// What this rank trains, and how low gradients go.
@@ -267,7 +253,8 @@ weights::BaseRequest ModelPlan::base_request(const spec::RunPlan& run) const {
             .fp32_logits = request_.sizes.objective.fp32_logits,
             .nf4_chooser = request_.nf4_chooser,
             .fewest_tokens = request_.fewest_tokens > 0 ? request_.fewest_tokens : request_.sizes.tokens,
-            .tails_may_stay = request_.tails_may_stay};
+            .tails_may_stay = request_.tails_may_stay,
+            .grid = grid()};
 }
 
 void ModelPlan::submit_trained(memory::Plan& resident) const {

@@ -231,7 +231,8 @@ void Model::act(const Action& action, const Pass& pass) {
             break;
     }
     if (offload != nullptr) forward ? offload->before_forward(layer) : offload->before_backward(layer);
-    const weights::LayerWeights& w = network.weight_provider->ready(ctx_, layer, micro.tokens());
+    const weights::LayerWeights& w =
+        network.weight_provider->ready(ctx_, layer, micro.tokens(), pass.scope == PolicyScope::policy);
     if (forward && pass.purpose == Pass::For::scoring && !left_out.empty() &&
         left_out.at(static_cast<std::size_t>(layer))) {
         ops::copy_2d(ctx_, a.layer(layer).x_tD, a.output_of(layer));

@@ -21,7 +21,7 @@ bool may_take_codes(const config::Config& config, const model::LoadRequest& requ
 
 bool may_leave_device(const model::LoadRequest& request) {
     return request.device.is_cuda() && request.pp.alone() && request.finetuning_type == config::FinetuningType::lora &&
-           !any(request.coded);
+           !any(request.coded) && (!request.lora || request.lora->serve_grid == spec::ServeGrid::none);
 }
 
 bool may_lie_on_disk(const model::ModelPlan& plan) {

@@ -41,6 +41,15 @@ void check_against_adapter(const config::LoadedConfig& loaded, const spec::LoraS
     require("rank_pattern", asked.rank_pattern == adapter.rank_pattern);
     require("alpha_pattern", asked.alpha_pattern == adapter.alpha_pattern);
     require("layers_to_transform", asked.layers_to_transform == adapter.layers_to_transform);
+    require("serve_grid", asked.serve_grid == adapter.serve_grid);
+}
+
+/// What of an adapter's grid is said in the log.
+std::string grid_words(spec::ServeGrid grid, bool ignored) {
+    if (grid == spec::ServeGrid::none) return "";
+    return cat(", through serve_grid ", name_of(grid),
+               ignored ? ", which is ignored here: the weights are not those that it was trained through"
+                       : ": base and adapter are rounded to it");
 }
 
 }  // namespace
@@ -77,6 +86,7 @@ spec::LoraSpec lora_spec(const config::LoadedConfig& loaded) {
     lora.rank_pattern = options.rank_pattern;
     lora.alpha_pattern = options.alpha_pattern;
     lora.layers_to_transform = options.layers_to_transform.value_or(std::vector<int64_t>{});
+    lora.serve_grid = options.serve_grid;
     return lora;
 }
 
@@ -109,6 +119,7 @@ model::LoadRequest load_request(const config::LoadedConfig& loaded, at::Device d
     request.finetuning_type = trains ? config.lora.finetuning_type : config::FinetuningType::lora;
     if (const auto& adapter = config.model.adapter_name_or_path)
         request.adapter = formats::resolve_model_path(*adapter).string();
+    request.ignore_serve_grid = config.model.ignore_serve_grid;
     request.offload_folder = config.model.offload_folder;
     request.trains = trains;
     request.optim = config.training.optim;
@@ -125,7 +136,8 @@ model::LoadRequest load_request(const config::LoadedConfig& loaded, at::Device d
         const formats::PeftConfig adapter = formats::read_peft_config(*request.adapter);
         if (trains) check_against_adapter(loaded, *request.lora, adapter.lora);
         log::info("adapter ", *config.model.adapter_name_or_path, ": r ", adapter.lora.r, ", alpha ",
-                  adapter.lora.lora_alpha, ", trained on ", adapter.base_model_name_or_path);
+                  adapter.lora.lora_alpha, ", trained on ", adapter.base_model_name_or_path,
+                  grid_words(adapter.lora.serve_grid, config.model.ignore_serve_grid));
         if (!loaded.is_given("lora.lora_dropout") || !trains) {
             if (request.lora) request.lora->lora_dropout = adapter.lora.lora_dropout;
         }

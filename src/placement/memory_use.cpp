@@ -78,6 +78,7 @@ class Choice {
 
     void make() {
         if (plan_.request().peers.size > 1) caches_ = {false};  // a rank's own layers lie as the others take them
+        if (plan_.grid() != spec::ServeGrid::none) caches_ = {false};  // adapters are folded in for each pass
         choose_all();
         if (plan_.request().peers.size == 1) return;
         spec::RunPlan run = plan_.request().run;

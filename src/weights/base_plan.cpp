@@ -39,6 +39,7 @@ BasePlan::BasePlan(std::shared_ptr<const formats::WeightFile> file, LayerLayout 
     for (int layer = 0; layer < static_cast<int>(file_->spec.num_layers); ++layer)
         if (has(layer) && streams(layer)) streamed_.push_back(layer);
     if (!streamed_.empty()) require_resident();
+    if (request_.grid != spec::ServeGrid::none) require_grid();
     if (!layout_.tp.alone()) require_slices();
     for (int64_t layer = 0; layer < file_->spec.num_layers; ++layer) ready_.push_back(becomes_ready(layer));
     tiles_serve_ = tiles_serve();
@@ -179,6 +180,7 @@ bool BasePlan::nested(const formats::TensorSource& source) const {
 bool BasePlan::becomes_ready(int64_t layer) const {
     if (forward_coded(request_.coded) || !has(layer)) return true;
     if (request_.masters) return !request_.reads_values;
+    if (request_.grid != spec::ServeGrid::none) return false;  // the slot takes the adapters with the base
     if (!request_.device.is_cuda() || streams(layer) || at_peer(layer)) return false;
     if (request_.cached.at(static_cast<std::size_t>(layer))) return true;
     const Sources sources = linears(static_cast<int>(layer));
@@ -189,7 +191,7 @@ bool BasePlan::becomes_ready(int64_t layer) const {
 /// Whether products of the fewest tokens that the run has (generation: one) read tiles in every group: expanding tiles
 /// is slower than expanding rows, so that a layer must not need both.
 bool BasePlan::tiles_serve() const {
-    if (!request_.nf4_chooser) return false;
+    if (!request_.nf4_chooser || request_.grid != spec::ServeGrid::none) return false;
     const auto serves = [&](const MatrixGroup& group, bool transposed) {
         return request_.nf4_chooser(request_.fewest_tokens, group.n, group.k, transposed).kernel !=
                ops::Nf4GemmChoice::Kernel::dequantize;

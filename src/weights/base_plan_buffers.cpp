@@ -155,6 +155,7 @@ void BasePlan::submit(memory::Plan& resident) const {
     if (layout_.dora) DoraNorms::plan(layout_, file_->spec.num_layers, resident);
     if (std::find(ready_.begin(), ready_.end(), false) != ready_.end())
         WeightProvider::plan_slot(layout_, request_.dtype, resident);
+    if (request_.grid != spec::ServeGrid::none) FoldedAdapters::plan(request_.grid, layout_, resident);
     if (margins_stay()) WeightProvider::plan_staying_margins(layout_, lora_, request_.device, request_.dtype, resident);
 }
 

@@ -46,6 +46,24 @@ void BasePlan::require_precision() const {
                     "Leave them out of one of the two.");
 }
 
+/// Of a base that adapters are folded into: all of it lies on the device, in matrices that the grid divides.
+void BasePlan::require_grid() const {
+    UNSLOTH_CHECK(!request_.masters && !layout_.dora && !any(request_.coded) && layout_.tp.alone(), "no folded base");
+    const auto refuse = [&](ErrorId id, const std::string& what, const char* advice) {
+        throw Error(id, cat("lora.serve_grid ", name_of(request_.grid), " ", what), advice);
+    };
+    if (!streamed_.empty())
+        refuse("model.device-map", "needs the layers on the device; model.device_map puts some elsewhere",
+               "Leave device_map out, or train without serve_grid.");
+    for (const formats::TensorSource& source : file_->tensors.all())
+        if (source.rule.role == spec::TensorRole::linear && spec::has_row_blocks(request_.grid) &&
+            source.cols() % spec::grid_block != 0)
+            refuse("option.unsupported",
+                   cat("needs rows of a multiple of ", spec::grid_block, " values; those of ", source.rule.hf_name,
+                       " have ", source.cols()),
+                   "Take nf4 or fp8.");
+}
+
 /// MXFP4 is what the model was trained in: other codes would lose for nothing.
 void BasePlan::require_quantised_once() const {
     for (const formats::TensorSource& source : file_->tensors.all()) {

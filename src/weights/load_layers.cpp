@@ -330,7 +330,7 @@ std::unique_ptr<WeightProvider> BasePlan::load_layers(ops::Context& ctx, const B
         ctx, layout_, request_.dtype, std::move(layers), arena, adapters, masters,
         TilePolicy{request_.nf4_chooser, request_.trains, margins_stay(),
                    file_->spec.experts ? most_tiled_rows * file_->spec.experts->count / file_->spec.experts->top_k : 0},
-        std::move(images), slices);
+        std::move(images), slices, request_.grid);
 }
 
 }  // namespace unsloth::weights

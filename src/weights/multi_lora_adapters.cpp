@@ -43,7 +43,10 @@ std::vector<spec::Projection> adaptable(const spec::ModelSpec& model, bool exper
 formats::Adapter read_for_batches(const NamedAdapter& named, const spec::ModelSpec& model) {
     formats::Adapter adapter = formats::read_adapter(named.folder, model);
     const spec::LoraSpec& lora = adapter.config.lora;
-    const char* const what = lora.use_dora ? "use_dora" : !lora.modules_to_save.empty() ? "modules_to_save" : nullptr;
+    const char* const what = lora.use_dora                              ? "use_dora"
+                             : !lora.modules_to_save.empty()            ? "modules_to_save"
+                             : lora.serve_grid != spec::ServeGrid::none ? "serve_grid"
+                                                                        : nullptr;
     if (what != nullptr)
         throw Error(
             "adapter.not-together",

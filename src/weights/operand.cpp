@@ -9,13 +9,13 @@ namespace unsloth::weights {
 namespace {
 
 /// `input` without the adapters' columns where they take no part. `margin`: what these are multiplied by.
-at::Tensor columns(const Product& p, int64_t base, const at::Tensor& margin, int64_t ranks_at) {
-    return p.input.narrow(1, 0, base + (p.adapters ? margin.size(ranks_at) : 0));
+at::Tensor columns(const Product& p, int64_t base, const at::Tensor& margin, int64_t ranks_at, bool folded = false) {
+    return p.input.narrow(1, 0, base + (p.adapters && !folded ? margin.size(ranks_at) : 0));
 }
 
 void forward(ops::Context& ctx, const Operand& o, const DenseBase& base, const Product& p) {
-    ops::Gemm product{.a = columns(p, base.w_NK.size(1), o.b_NR, 1),
-                      .b = p.adapters ? base.forward_NKR : base.w_NK,
+    ops::Gemm product{.a = columns(p, base.w_NK.size(1), o.b_NR, 1, o.folded),
+                      .b = p.adapters && !o.folded ? base.forward_NKR : base.w_NK,
                       .out = p.out,
                       .transpose_b = true,
                       .label = p.label};
@@ -28,8 +28,8 @@ void forward(ops::Context& ctx, const Operand& o, const DenseBase& base, const P
 }
 
 void backward(ops::Context& ctx, const Operand& o, const DenseBase& base, const Product& p) {
-    ops::gemm(ctx, {.a = columns(p, base.w_NK.size(0), o.a_RK, 0),
-                    .b = p.adapters ? base.backward_NRK : base.w_NK,
+    ops::gemm(ctx, {.a = columns(p, base.w_NK.size(0), o.a_RK, 0, o.folded),
+                    .b = p.adapters && !o.folded ? base.backward_NRK : base.w_NK,
                     .out = p.out,
                     .label = p.label});
 }

@@ -62,7 +62,7 @@ void WeightProvider::keep_margins(ops::Context& ctx, const Adapters& adapters, a
 WeightProvider::WeightProvider(ops::Context& ctx, const LayerLayout& layout, at::ScalarType dtype,
                                std::vector<StoredLayer> layers, const memory::Arena& arena, const Adapters* adapters,
                                const Parameters* masters, TilePolicy tiles, std::unique_ptr<LayerPrefetcher> images,
-                               comm::Communicator* slices)
+                               comm::Communicator* slices, spec::ServeGrid grid)
     : layout_(layout),
       weights_(layers.size()),
       paged_(layers.size()),
@@ -97,6 +97,7 @@ WeightProvider::WeightProvider(ops::Context& ctx, const LayerLayout& layout, at:
         LayerMargins& of_layer = margins.emplace_back();
         for (const Group g : layout.groups_of(static_cast<int64_t>(layer))) of_layer[g] = weights[g].margins();
     }
+    if (grid != spec::ServeGrid::none) folded_.emplace(ctx, grid, adapters, arena);
     if (adapters == nullptr) return;
     margins_.emplace(ctx, *adapters, layout, margins, arena);
     if (policy_.margins_stay) keep_margins(ctx, *adapters, dtype, arena);
@@ -208,6 +209,13 @@ void WeightProvider::expand_into_slot(ops::Context& ctx, int layer) {
         const std::vector<StoredWeight>& group = paged.groups.at(g);
         if (group.empty() || dense == nullptr || expanded_[g] == layer) continue;
         expanded_[g] = layer;
+        if (slot_folded_) {
+            for (std::size_t i = 0; i < group.size(); ++i) {
+                const Slice& slice = layout_[g].slices[i];
+                folded_->fold(ctx, layer, slice, group[i], dense->w_NK.narrow(0, slice.n_begin, slice.n));
+            }
+            continue;
+        }
         if (const auto& parts = paged.expert_tiles.at(g); !parts.empty()) {
             expand_expert_tiles(ctx, parts, dense->w_NK);
             continue;
@@ -233,18 +241,29 @@ void WeightProvider::begin(ops::Context& ctx, const std::vector<int>& pass) {
     if (images_) images_->begin(ctx, pass);
 }
 
-const LayerWeights& WeightProvider::ready(ops::Context& ctx, int layer, int64_t tokens) {
-    return lay_out(ctx, layer, tokens);
+const LayerWeights& WeightProvider::ready(ops::Context& ctx, int layer, int64_t tokens, bool adapted) {
+    return lay_out(ctx, layer, tokens, adapted);
+}
+
+/// A base with other adapters folded in, or with none, is another one.
+void WeightProvider::choose_fold(int layer, bool adapted) {
+    if (!folded_) return;
+    if (slot_folded_ != adapted || (adapted && folded_version_ != folded_->version()))
+        for (auto& [g, expanded] : expanded_) expanded = -1;
+    slot_folded_ = adapted;
+    folded_version_ = folded_->version();
+    for (const Group g : layout_.groups_of(layer)) weights_[static_cast<std::size_t>(layer)][g].folded = adapted;
 }
 
 /// `tokens`: of the products that will read it, which may choose tiles; nullopt: its base is expanded.
-const LayerWeights& WeightProvider::lay_out(ops::Context& ctx, int layer, std::optional<int64_t> tokens) {
+const LayerWeights& WeightProvider::lay_out(ops::Context& ctx, int layer, std::optional<int64_t> tokens, bool adapted) {
     LayerWeights& weights = weights_.at(static_cast<std::size_t>(layer));
     if (images_) images_->enter(ctx, layer);
     if (values_ != nullptr) values_->enter(ctx, layer_unit(layer));
     const std::optional<Paged>& paged = paged_[static_cast<std::size_t>(layer)];
     if (!paged) return weights;
     if (masters_ != nullptr && held_ != layer) copy_biases(ctx, layer);
+    choose_fold(layer, adapted);
     for (const Group g : layout_.groups_of(layer)) {
         if (tokens) {
             choose_tiles(layer, g, *tokens, weights[g]);
@@ -285,6 +304,9 @@ void WeightProvider::assume_expanded(int layer) {
     if (layer >= 0)
         for (const Group g : layout_.groups_of(layer)) expanded_[g] = layer;
     if (margins_) held_version_ = margins_->version();
+    if (!folded_) return;
+    slot_folded_ = true;  // recorded passes have adapters
+    folded_version_ = folded_->version();
 }
 
 void WeightProvider::copy_masters(ops::Context& ctx, int layer) {

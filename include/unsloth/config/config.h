@@ -13,6 +13,7 @@
 #include "unsloth/spec/coded_products.h"
 #include "unsloth/spec/dtype.h"
 #include "unsloth/spec/policy_loss.h"
+#include "unsloth/spec/serve_grid.h"
 
 namespace unsloth::config {
 
@@ -86,6 +87,7 @@ struct ModelOptions {
     spec::DType dtype = spec::DType::bf16;                       ///< compute type: f32, bf16 or f16
     spec::CodedProducts compute_dtype = spec::CodedProducts::none;
     std::optional<std::string> adapter_name_or_path;
+    bool ignore_serve_grid = false;                               ///< use an adapter of lora.serve_grid as it is
     int64_t max_seq_length = 2048;                                ///< 0: as many as the model has positions
     std::string rope_scaling = "{}";                              ///< JSON: Hugging Face's object; {}: config.json's
     std::string device_map = "\"auto\"";                          ///< JSON: a word or an object (config/device_map.h)
@@ -108,8 +110,9 @@ struct LoraOptions {
     std::vector<std::pair<std::string, int64_t>> rank_pattern;  ///< order of the file
     std::vector<std::pair<std::string, double>> alpha_pattern;
     std::optional<std::vector<int64_t>> layers_to_transform;
-    double loraplus_lr_ratio = 0;                 ///< learning rate of B over that of A; 0: one rate
-    std::optional<double> loraplus_lr_embedding;  ///< of embed_tokens in modules_to_save; absent: the usual one
+    double loraplus_lr_ratio = 0;                        ///< learning rate of B over that of A; 0: one rate
+    std::optional<double> loraplus_lr_embedding;         ///< of embed_tokens in modules_to_save; absent: the usual one
+    spec::ServeGrid serve_grid = spec::ServeGrid::none;  ///< adapters are trained through the rounding of such a file
 };
 
 /// One source of training rows.

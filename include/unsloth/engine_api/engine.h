@@ -149,6 +149,7 @@ struct CompareRequest {
     std::string base, adapter;  ///< folders
     bool base_in_4bit = false;  ///< 16/32-bit linears of the base are quantised to NF4 while loading
     std::vector<std::pair<std::string, std::string>> base_precision;  ///< model.precision of the base
+    bool ignore_serve_grid = false;                                   ///< of the adapter
     std::string merged;                                               ///< folder, with the tokenizer if there is one
     std::string texts;  ///< a file as data.train_file, or a text; empty: a text and token rows of the program's own
     std::string device = "cpu";

@@ -1,8 +1,8 @@
 // The element types of GGUF files: sizes, quantising and dequantising.
 //
 // Layouts and rounding are those of ggml (ggml-common.h, ggml-quants.c and the Python package `gguf`): the bytes equal
-// what `gguf.quants.quantize` gives (Q8_0, Q4_0, Q5_0, Q5_1) and ggml's reference quantisers without an importance
-// matrix give (Q4_K, Q5_K, Q6_K).
+// what `gguf.quants.quantize` gives (Q8_0, Q4_0, Q5_0, Q5_1, MXFP4 of values that it can hold) and ggml's reference
+// quantisers without an importance matrix give (Q4_K, Q5_K, Q6_K).
 #pragma once
 
 #include <cstddef>
@@ -23,6 +23,7 @@ enum class GgmlType : uint32_t {
     q5_k = 13,
     q6_k = 14,
     bf16 = 30,
+    mxfp4 = 39,
 };
 
 /// `block` consecutive elements of a row are stored in `bytes` bytes.

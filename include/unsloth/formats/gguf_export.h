@@ -25,7 +25,8 @@ enum class GgufFileType : uint32_t {
     q4_k_m = 15,
     q5_k_m = 17,
     q6_k = 18,
-    bf16 = 32
+    bf16 = 32,
+    mxfp4 = 38
 };
 
 /// The type of most weights of a file.
@@ -43,6 +44,9 @@ struct GgufExportOptions {
     GgufFileType type = GgufFileType::bf16;
     std::string name;  ///< general.name
     int threads = 0;   ///< 0: as many as the machine has; the file does not depend on it
+    /// The linears' values are those of `type` already (merge --grid): their blocks must stand for exactly these, and
+    /// all other matrices are of this type. f32, f16 or bf16; nullopt: all are quantised.
+    std::optional<GgufFileType> others = {};
 };
 
 /// What was written of one type, and how far it is from the source: the root of the mean squared difference over the
@@ -65,8 +69,9 @@ struct GgufReport {
 /// Writes `out`, which must not exist. Holds some 64 MiB beside the vocabulary, whatever the model's size; 4-bit
 /// weights are dequantised on the way. Rows of q and k are put into llama.cpp's order for Llama and Mistral. Input
 /// Error for a model that llama.cpp has no form for, a vocabulary larger than the model's, weights that are not finite
-/// or do not fit into the type; runtime Error when the file cannot be written; Interrupted on a signal, with nothing
-/// left behind. What llama.cpp computes otherwise (sliding windows, dynamic RoPE) is logged as a warning.
+/// or do not fit into the type, or would change where `others` says that they do not; runtime Error when the file
+/// cannot be written; Interrupted on a signal, with nothing left behind. What llama.cpp computes otherwise (sliding
+/// windows, dynamic RoPE) is logged as a warning.
 GgufReport export_model_gguf(const WeightFile& model, const spec::Vocabulary& vocabulary,
                              const std::filesystem::path& out, const GgufExportOptions& options);
 

@@ -15,13 +15,11 @@
 #include "unsloth/formats/load_plan.h"
 #include "unsloth/formats/peft.h"
 #include "unsloth/formats/pruning.h"
+#include "unsloth/spec/serve_grid_host.h"
 
 namespace unsloth::formats {
 
-/// W[rows, cols] += scale · (B[rows, r] · A[r, cols]), all row-major. The products are summed over r in order, each
-/// product and sum rounded to fp32; the scale comes last. Single-threaded; call it for disjoint rows from several
-/// threads.
-void add_low_rank(const float* b, const float* a, int64_t r, float scale, int64_t rows, int64_t cols, float* w);
+using spec::add_low_rank;
 
 /// Gives every row of w[rows, cols] the norm magnitude[row]; a row of zeros stays.
 void set_row_norms(const float* magnitude, int64_t rows, int64_t cols, float* w);
@@ -51,8 +49,9 @@ class MergedTensor {
     const TensorView* saved_ = nullptr;                         ///< of modules_to_save
     int64_t r_ = 0;
     float scale_ = 0.0F;
-    std::vector<float> a_, b_;      ///< [r, cols], [rows, r]
-    std::vector<float> magnitude_;  ///< [rows]; empty: none
+    std::vector<float> a_, b_;                      ///< [r, cols], [rows, r]
+    std::vector<float> magnitude_;                  ///< [rows]; empty: none
+    spec::ServeGrid grid_ = spec::ServeGrid::none;  ///< that rows are rounded to; nf4's blocks are of no rows
     /// Of the base's rows and columns those that remain; nullptr: all. Not both.
     const std::vector<int64_t>*kept_rows_ = nullptr, *kept_cols_ = nullptr;
     const Pruning* pruning_ = nullptr;  ///< nullptr: nothing is left out
@@ -63,8 +62,10 @@ class MergedTensor {
 class MergedModel {
   public:
     /// `adapter` may be nullptr. `held`: matrices of the base take the values that training with such types gave them.
+    /// `grid`: values of the layers' linears are rounded to it, but for nf4, which is for the writer to make.
     /// usage Error where they do not fit the model.
-    MergedModel(const WeightFile& base, const Adapter* adapter, HeldTypes held = {});
+    MergedModel(const WeightFile& base, const Adapter* adapter, HeldTypes held = {},
+                spec::ServeGrid grid = spec::ServeGrid::none);
     MergedModel(const WeightFile& base, const Pruning& pruning);
 
     /// The base's, but for what was pruned and for tie_word_embeddings: modules_to_save trains a copy of its own at
@@ -73,6 +74,7 @@ class MergedModel {
     /// Of other parts of the base's model, which are written as they are.
     const std::vector<const TensorView*>& others() const { return base_.tensors.others; }
     const WeightFile& base() const { return base_; }
+    spec::ServeGrid grid() const { return grid_; }
     /// The base's config.json, with its lists of one entry a layer as the result needs them.
     std::string original_config() const;
     const std::vector<spec::TensorRule>& tensors() const { return tensors_; }
@@ -94,6 +96,7 @@ class MergedModel {
     const Adapter* adapter_ = nullptr;
     const Pruning* pruning_ = nullptr;
     HeldTypes held_;
+    spec::ServeGrid grid_ = spec::ServeGrid::none;
     spec::ModelSpec spec_;
     std::vector<spec::TensorRule> tensors_;
 };

@@ -15,6 +15,8 @@ struct ModelWriteOptions {
     std::size_t shard_bytes = default_shard_bytes;  ///< of tensors in a file; above 0
     int threads = 0;                                ///< 0: as many as the machine has. The files do not depend on it
     spec::PrecisionMap precision = {};              ///< matrices that `type` does not hold for
+    /// Before both: of the layers' linears; automatic: none is named.
+    spec::WeightType linears = spec::WeightType::automatic;
 };
 
 struct WrittenModel {

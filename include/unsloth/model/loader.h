@@ -29,6 +29,7 @@ struct LoadRequest {
     config::FinetuningType finetuning_type = config::FinetuningType::lora;
     std::optional<spec::LoraSpec> lora;           ///< adapters to train; nullopt: none
     std::optional<std::string> adapter;           ///< PEFT folder: gives `lora` and the adapters' values
+    bool ignore_serve_grid = false;               ///< of `adapter`: passes add it to the base as it is
     std::vector<weights::NamedAdapter> adapters;  ///< PEFT folders that generation's tokens choose among, instead
     weights::AdapterSlots adapter_slots;          ///< or empty places for those that come later
     bool trains = false;                          ///< gradients and optimizer states too
@@ -81,6 +82,8 @@ class ModelPlan {
     const formats::ModelTensors& tensors() const { return file_->tensors; }
     const LoadRequest& request() const { return request_; }
     const std::optional<spec::LoraSpec>& lora() const { return request_.lora; }
+    /// What the base and its adapters are rounded to together.
+    spec::ServeGrid grid() const { return request_.lora ? request_.lora->serve_grid : spec::ServeGrid::none; }
     const weights::LayerLayout& layout() const { return layout_; }
     /// What is trained; of a pipeline by all ranks, and by this one.
     const weights::ParameterTable* table() const { return table_.get(); }
@@ -142,6 +145,7 @@ class ModelPlan {
     bool trains_all() const { return request_.finetuning_type == config::FinetuningType::full && request_.trains; }
     bool trains(spec::TensorRole role) const;  ///< outside of the layers
     bool sees_images() const { return request_.sizes.patches > 0; }
+    void require_grid() const;
     void require_images() const;
     void read_trained();
     void plan_rank();

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "unsloth/spec/model_spec.h"
+#include "unsloth/spec/serve_grid.h"
 
 namespace unsloth::spec {
 
@@ -27,6 +28,7 @@ struct LoraSpec {
     std::vector<std::pair<std::string, int64_t>> rank_pattern;  ///< in file order: the first match wins
     std::vector<std::pair<std::string, double>> alpha_pattern;
     std::vector<int64_t> layers_to_transform;  ///< empty: all
+    ServeGrid serve_grid = ServeGrid::none;    ///< trained through; of use with the base folded into it alone
 };
 
 /// One module's adapter; r = 0: none.

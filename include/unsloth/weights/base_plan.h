@@ -52,6 +52,7 @@ struct BaseRequest {
     ops::Nf4GemmChooser nf4_chooser;                     ///< products that read 4-bit tiles on this device; empty: none
     int64_t fewest_tokens = 0;                           ///< a product has at least so many
     bool tails_may_stay = true;                          ///< adapters that do not change, beside tiles
+    spec::ServeGrid grid = spec::ServeGrid::none;        ///< adapters are folded into the base (FoldedAdapters)
 };
 
 /// The arenas of what a BasePlan submits.
@@ -131,6 +132,7 @@ class BasePlan {
     int64_t block_of(const formats::TensorSource& source) const;
     void require_precision() const;
     void require_quantised_once() const;
+    void require_grid() const;
     void require_slices() const;
     bool trains(spec::TensorRole role) const {
         return role == spec::TensorRole::embed_tokens ? request_.trains_embedding : request_.trains_head;

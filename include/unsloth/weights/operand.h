@@ -57,6 +57,7 @@ struct Operand {
     at::Tensor b_NR;         ///< s·B, block diagonal over the group's projections
     at::Tensor bias_N;       ///< compute dtype; undefined: none
     ops::OutputScale scale;  ///< DoRA's, with the bias; undefined without
+    bool folded = false;     ///< the base, a dense one, has the adapters in it: products leave their columns out
     GroupMargins margins() const;
 
     /// Whether the forward product reads codes.

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "unsloth/weights/dora_norms.h"
+#include "unsloth/weights/folded_adapters.h"
 #include "unsloth/weights/layer_prefetcher.h"
 #include "unsloth/weights/operand.h"
 #include "unsloth/weights/parameters.h"
@@ -46,18 +47,21 @@ class WeightProvider {
                                      at::Device device, at::ScalarType dtype, memory::Plan& plan);
     /// `adapters`: nullptr without; `masters`: fp32 values that ready groups are copies of, nullptr for a frozen base;
     /// `images`: brings the stored weights of layers that lie elsewhere to where `layers` says, nullptr without such;
-    /// `slices`: as DoraNorms'.
+    /// `slices`: as DoraNorms'; `grid`: adapters are folded into the base on the way into the slot, which then every
+    /// group takes, and products read no adapters' margins.
     WeightProvider(ops::Context& ctx, const LayerLayout& layout, at::ScalarType dtype, std::vector<StoredLayer> layers,
                    const memory::Arena& arena, const Adapters* adapters, const Parameters* masters, TilePolicy tiles,
-                   std::unique_ptr<LayerPrefetcher> images = nullptr, comm::Communicator* slices = nullptr);
+                   std::unique_ptr<LayerPrefetcher> images = nullptr, comm::Communicator* slices = nullptr,
+                   spec::ServeGrid grid = spec::ServeGrid::none);
 
     /// Before a forward pass: brings what changed since the last one (adapters, trained masters) to where it is read.
     void refresh(ops::Context& ctx);
     /// Before each pass, and not recorded with it: the layers that it will ask for, in order.
     void begin(ops::Context& ctx, const std::vector<int>& pass);
     /// The layer's weights for products of so many tokens, complete for work issued on the context's stream after this
-    /// call, until the next layer's are asked for.
-    const LayerWeights& ready(ops::Context& ctx, int layer, int64_t tokens);
+    /// call, until the next layer's are asked for. `adapted`: for a pass with adapters; without, a folded base is as it
+    /// is stored.
+    const LayerWeights& ready(ops::Context& ctx, int layer, int64_t tokens, bool adapted = true);
 
     /// Gathers what `adapters` and `masters` give of a layer, whose unit is 1 + layer; entered with each layer. Not
     /// owned; nullptr: they have all.
@@ -94,7 +98,8 @@ class WeightProvider {
                              const at::Tensor& w_NK) const;
     void choose_tiles(int layer, Group g, int64_t tokens, Operand& operand) const;
     void keep_margins(ops::Context& ctx, const Adapters& adapters, at::ScalarType dtype, const memory::Arena& arena);
-    const LayerWeights& lay_out(ops::Context& ctx, int layer, std::optional<int64_t> tokens);
+    const LayerWeights& lay_out(ops::Context& ctx, int layer, std::optional<int64_t> tokens, bool adapted = true);
+    void choose_fold(int layer, bool adapted);
     void expand_in_turn(ops::Context& ctx, const std::function<void(int layer, const LayerWeights& weights)>& visit);
     void expand_into_slot(ops::Context& ctx, int layer);
     bool reads_tiles(const Paged& paged) const;
@@ -116,6 +121,9 @@ class WeightProvider {
     std::vector<LayerMargins> staying_;  ///< of all layers, for products that read tiles; empty: the slot's serve
     std::optional<AdapterMargins> fills_staying_;
     std::optional<DoraNorms> dora_;
+    std::optional<FoldedAdapters> folded_;
+    bool slot_folded_ = false;     ///< whether what the slot holds has adapters folded in
+    uint64_t folded_version_ = 0;  ///< of these
     const Parameters* masters_;
     TilePolicy policy_;
     std::unique_ptr<LayerPrefetcher> images_;  ///< nullptr: all layers lie on the device

@@ -10,6 +10,7 @@
 #include "unsloth/data/augment.h"
 #include "unsloth/formats/pruning.h"
 #include "unsloth/import/import.h"
+#include "unsloth/spec/serve_grid.h"
 #include "unsloth/spec/weight_type.h"
 
 namespace unsloth::app {
@@ -115,7 +116,7 @@ struct LaunchRequest {
 
 enum class ExportFormat { gguf };
 /// `automatic`: that of the checkpoint's (or the adapter's) own 16 or 32-bit weights.
-enum class ExportType { automatic, f32, f16, bf16, q8_0, q4_0, q4_k_m, q5_k_m, q6_k };
+enum class ExportType { automatic, f32, f16, bf16, q8_0, q4_0, mxfp4, q4_k_m, q5_k_m, q6_k };
 
 /// `model` or `adapter` is given, or both.
 struct ExportRequest {
@@ -126,7 +127,8 @@ struct ExportRequest {
     std::string tokenizer;  ///< folder; empty: the model's own
     std::string pre;        ///< llama.cpp's name of the tokenizer's splitting; empty: found
     ExportType type = ExportType::automatic;
-    int64_t threads = 0;  ///< 0: as many as the machine has
+    bool ignore_serve_grid = false;  ///< export an adapter that was trained through one, alone
+    int64_t threads = 0;             ///< 0: as many as the machine has
 };
 
 /// A model folder from a base and an adapter.
@@ -135,6 +137,7 @@ struct MergeRequest {
     std::string base;     ///< as model.path; empty: what the adapter's config names
     std::string out;      ///< folder to make; never empty
     spec::WeightType dtype = spec::WeightType::automatic;
+    std::optional<spec::ServeGrid> grid;                         ///< nullopt: as the adapter was trained
     bool load_in_4bit = false;                                   ///< the base's values are rounded to NF4 first
     std::vector<std::pair<std::string, std::string>> precision;  ///< or as model.precision says
     std::string max_shard_size = "5GB";

@@ -84,14 +84,21 @@ void declare_export(OptionSet& options, CommandLine& line) {
              {"bf16", ExportType::bf16},
              {"q8_0", ExportType::q8_0},
              {"q4_0", ExportType::q4_0},
+             {"mxfp4", ExportType::mxfp4},
              {"q4_k_m", ExportType::q4_k_m},
              {"q5_k_m", ExportType::q5_k_m},
              {"q6_k", ExportType::q6_k}},
-            "Type of the weights, mixed as llama-quantize mixes it; auto: the checkpoint's own. q4_k means q4_k_m. "
-            "Adapters: f32, f16, bf16 or q8_0.")
+            "Type of the weights, mixed as llama-quantize mixes it; auto: the checkpoint's own. After `merge --grid` "
+            "auto is that grid: blocks stand for exactly the same values, and embeddings and lm_head stay in the "
+            "checkpoint's type. q4_k means q4_k_m. Adapters: f32, f16, bf16 or q8_0.")
         .synonym("q4_k", "q4_k_m")
         .synonym("q5_k", "q5_k_m")
         .suggested_for({"outtype", "quantize", "quantization_method"});
+    options
+        .add("ignore_serve_grid", request.ignore_serve_grid,
+             "Export an adapter that was trained with lora.serve_grid, which llama.cpp adds to weights without "
+             "rounding.")
+        .alias("model", "ignore_serve_grid");
     options.add("tokenizer", request.tokenizer, "Folder of the tokenizer; empty: the model's.").path("DIR");
     options
         .add("pre", request.pre,
@@ -118,6 +125,18 @@ void declare_merge(OptionSet& options, CommandLine& line) {
                                           {"nf4", spec::WeightType::nf4}},
                                          "Type of the merged weights. auto: the 16- or 32-bit type that the base's "
                                          "config.json names; nf4: 4 bit as bitsandbytes stores it."));
+    options.add_choice("grid", merge.grid,
+                       {{"auto", std::nullopt},
+                        {"none", spec::ServeGrid::none},
+                        {"nf4", spec::ServeGrid::nf4},
+                        {"q8_0", spec::ServeGrid::q8_0},
+                        {"q4_0", spec::ServeGrid::q4_0},
+                        {"mxfp4", spec::ServeGrid::mxfp4},
+                        {"fp8", spec::ServeGrid::fp8}},
+                       "Values that the projections are rounded to, adapted or not. auto: those that the adapter was "
+                       "trained through (lora.serve_grid). nf4 is written as bitsandbytes' codes. Values of the others "
+                       "are written exactly, in bf16 (mxfp4) or fp32, and `export gguf` writes q8_0, q4_0 and mxfp4 "
+                       "from there without another change.");
     options
         .add("load_in_4bit", merge.load_in_4bit,
              "Merge into the NF4 values that training with model.load_in_4bit made of a 16/32-bit base, instead of "
@@ -138,7 +157,7 @@ void declare_merge(OptionSet& options, CommandLine& line) {
     options
         .add("tolerance", merge.tolerance,
              "Largest relative difference of the logits; none: 1e-4 for fp32, 1e-2 for fp16, 5e-2 for bf16, 0.7 for "
-             "nf4.")
+             "nf4 and other grids. For the grid that the adapter was trained through it is 1e-4.")
         .at_least(0);
     options
         .add("device", merge.device,

@@ -123,6 +123,12 @@ void declare_model(OptionSet& options, ModelOptions& model) {
         .or_else("Train the adapter with lora.finetuning_type lora, or remove it.")
         .on_resume(OnResume::logged);
     options
+        .add(
+            "ignore_serve_grid", model.ignore_serve_grid,
+            "Use an adapter that was trained with lora.serve_grid without rounding. It then adds to other weights than "
+            "it was trained through.")
+        .on_resume(OnResume::immutable);
+    options
         .add("max_seq_length", model.max_seq_length,
              "Longest sequence in tokens; data.overflow_strategy handles longer ones. null or 0: as many as the model "
              "has positions.")
@@ -186,6 +192,55 @@ void declare_device_map(Option& map) {
     map.refused_with(
         "All of it on one GPU is 0, cuda or cuda:0; on another GPU, --hardware.device cuda:1; on the CPU, "
         "--hardware.device cpu; in host memory for a GPU, '{\"model.layers\": \"cpu\", \"\": 0}'.");
+}
+
+/// Adapters are folded into the weights of one device, which passes read in the compute type.
+void declare_serve_grid(OptionSet& options, LoraOptions& lora) {
+    options
+        .add_choice("serve_grid", lora.serve_grid,
+                    {{"none", spec::ServeGrid::none},
+                     {"nf4", spec::ServeGrid::nf4},
+                     {"q8_0", spec::ServeGrid::q8_0},
+                     {"q4_0", spec::ServeGrid::q4_0},
+                     {"mxfp4", spec::ServeGrid::mxfp4},
+                     {"fp8", spec::ServeGrid::fp8}},
+                    "Number format of the merged model that will be served. Passes compute with the base and its "
+                    "adapters rounded to it, and gradients go straight through the rounding. merge --grid then writes "
+                    "exactly these weights. nf4: bitsandbytes' with double quantization. q8_0, q4_0: of GGUF files. "
+                    "mxfp4: E2M1 with a power of two for each 32 values of a row. fp8: e4m3 with a scale for each "
+                    "output. The adapter is marked, and is of use with this rounding alone.")
+        .not_with("lora.finetuning_type", {"full"})
+        .because("full training has no adapters")
+        .not_with("lora.use_dora", {true})
+        .because("magnitudes scale outputs after the matmul, and have no place in rounded weights")
+        .error("option.unsupported")
+        .not_with("lora.lora_dropout")
+        .because("an adapter within the weights has no input of its own to drop from")
+        .error("option.unsupported")
+        .not_with("lora.target_parameters")
+        .because("experts' adapters are not folded into weights")
+        .error("option.unsupported")
+        .not_with("model.compute_dtype")
+        .because("8-bit matmuls read codes that are made once")
+        .error("option.unsupported")
+        .not_with("hardware.dequantized_weights", {"on"})
+        .because("folded weights change with each step")
+        .error("option.unsupported")
+        .not_with("training.objective", {"grpo"})
+        .because("each sampled token would round all weights again")
+        .error("option.unsupported")
+        .not_with("distributed.tp_size")
+        .because("blocks of the grid go over the parts of a matrix")
+        .error("parallel.unsupported")
+        .not_with("distributed.pp_size")
+        .because("it is not tested with stages")
+        .error("parallel.unsupported")
+        .not_with("distributed.zero_stage", {3})
+        .because("passes there read adapters in model.dtype, and merging reads them in float32")
+        .error("parallel.unsupported")
+        .not_with("distributed.offload_optimizer")
+        .because("passes there read adapters in model.dtype, and merging reads them in float32")
+        .error("parallel.unsupported");
 }
 
 void declare_lora(OptionSet& options, LoraOptions& lora) {
@@ -257,6 +312,7 @@ void declare_lora(OptionSet& options, LoraOptions& lora) {
         .synonym(nullptr, Json::object())
         .not_with("lora.finetuning_type", {"full"})
         .because("full training has no adapters");
+    declare_serve_grid(options, lora);
     options.add("layers_to_transform", lora.layers_to_transform, "Layers that get adapters, counted from 0; null: all.")
         .at_least(0)
         .not_with("lora.finetuning_type", {"full"})

@@ -1,5 +1,8 @@
 // What a reader of a GGUF file computes from its blocks. Products are rounded before sums.
+#include <cmath>
+
 #include "formats/gguf/quantizers.h"
+#include "unsloth/spec/quant4.h"
 
 namespace unsloth::formats::gguf {
 
@@ -18,6 +21,17 @@ void dequantize_q4_0(const uint8_t* in, int64_t blocks, float* out) {
             const int pair = in[q4_0::codes + i];
             out[i] = scale * static_cast<float>((pair & 15) - 8);
             out[i + 16] = scale * static_cast<float>((pair >> 4) - 8);
+        }
+    }
+}
+
+void dequantize_mxfp4(const uint8_t* in, int64_t blocks, float* out) {
+    for (int64_t b = 0; b < blocks; ++b, in += mxfp4::bytes, out += small_block) {
+        const float scale = std::ldexp(1.0F, in[mxfp4::exponent] - 127);
+        for (int i = 0; i < 16; ++i) {
+            const int pair = in[mxfp4::codes + i];
+            out[i] = scale * spec::mxfp4_code[pair & 15];
+            out[i + 16] = scale * spec::mxfp4_code[pair >> 4];
         }
     }
 }

@@ -136,6 +136,17 @@ GgmlType adapter_type(GgufFileType file_type) {
                 "Four bits would lose much of what was learned. Merge the adapter into its base to quantise both.");
 }
 
+/// Of weights that were on the type's grid before. A file that is not so is removed.
+void require_unchanged(const std::filesystem::path& out, const GgufReport& report, GgmlType type) {
+    const auto found = report.types.find(std::string(info_of(type).name));
+    if (found != report.types.end() && found->second.squared_error == 0) return;
+    std::filesystem::remove(out);
+    throw Error("export.unsupported",
+                cat(out.string(), ": blocks of ", info_of(type).name,
+                    " do not stand for the model's values, which its ", "config.json says are on that grid"),
+                "The model was changed after merge --grid wrote it: merge again, or name a --type.");
+}
+
 /// llama.cpp has gate and up apart: both have the A of what is one here.
 std::vector<spec::Projection> parts_of_experts(spec::Projection p) {
     if (p == spec::Projection::experts_down) return {spec::Projection::down};
@@ -171,10 +182,14 @@ GgufReport export_model_gguf(const WeightFile& model, const spec::Vocabulary& vo
         if (source.rule.id.expert > 0) continue;  // the first one's item has all
         items.push_back(source.rule.id.expert == 0 ? experts_item(model.tensors, source, spec.experts->count)
                                                    : model_item(spec, source));
-        types.set(items.back(), wanted_type(spec, source.rule, options.type));
+        const bool linear = source.rule.role == spec::TensorRole::linear;
+        types.set(items.back(),
+                  wanted_type(spec, source.rule, options.others && !linear ? *options.others : options.type));
     }
     types.log_replacements();
-    return gguf::write_items(out, metadata, items, options.threads);
+    GgufReport report = gguf::write_items(out, metadata, items, options.threads);
+    if (options.others) require_unchanged(out, report, base_type(options.type));
+    return report;
 }
 
 GgufReport export_adapter_gguf(const Adapter& adapter, const spec::ModelSpec& spec, const std::filesystem::path& out,

@@ -65,6 +65,8 @@ void quantize_ggml(GgmlType type, const float* x, int64_t n, std::byte* out) {
             return gguf::quantize_q8_0(x, blocks, bytes);
         case GgmlType::q4_0:
             return gguf::quantize_q4_0(x, blocks, bytes);
+        case GgmlType::mxfp4:
+            return gguf::quantize_mxfp4(x, blocks, bytes);
         case GgmlType::q5_0:
             return gguf::quantize_q5_0(x, blocks, bytes);
         case GgmlType::q5_1:
@@ -88,6 +90,8 @@ void dequantize_ggml(GgmlType type, const std::byte* in, int64_t n, float* out) 
             return gguf::dequantize_q8_0(bytes, blocks, out);
         case GgmlType::q4_0:
             return gguf::dequantize_q4_0(bytes, blocks, out);
+        case GgmlType::mxfp4:
+            return gguf::dequantize_mxfp4(bytes, blocks, out);
         case GgmlType::q5_0:
             return gguf::dequantize_q5_0(bytes, blocks, out);
         case GgmlType::q5_1:

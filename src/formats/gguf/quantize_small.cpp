@@ -1,8 +1,9 @@
-// Q8_0, Q4_0, Q5_0 and Q5_1: blocks of 32 with one scale; Q5_1 with a minimum too.
+// Q8_0, Q4_0, MXFP4, Q5_0 and Q5_1: blocks of 32 with one scale; Q5_1 with a minimum too.
 #include <algorithm>
 #include <cmath>
 
 #include "formats/gguf/quantizers.h"
+#include "unsloth/spec/serve_grid.h"
 
 namespace unsloth::formats::gguf {
 namespace {
@@ -17,23 +18,13 @@ float extreme_of(const float* x) {
     return extreme;
 }
 
-/// 1 / scale; 0 for blocks of zeros and for those so small that the quotient overflows (their scale is 0 as a half).
-float inverse_of(float scale) {
-    const float inverse = 1.0F / scale;
-    return std::isfinite(inverse) ? inverse : 0.0F;
-}
-
-/// The extreme value takes code 0 (that of -2^(bits-1)), others the nearest. The product is rounded before the sum:
-/// ggml built for machines that fuse the two can give another code where a value lies halfway between two.
+/// The extreme value takes code 0 (that of -2^(bits-1)), others the nearest.
 template <int bits>
 void signed_codes(const float* x, uint8_t* codes, float* scale) {
     constexpr int half = 1 << (bits - 1);
     *scale = extreme_of(x) / -static_cast<float>(half);
-    const float inverse = inverse_of(*scale);
-    for (int i = 0; i < small_block; ++i) {
-        const float code = x[i] * inverse + (static_cast<float>(half) + 0.5F);
-        codes[i] = static_cast<uint8_t>(std::clamp(static_cast<int>(code), 0, 2 * half - 1));
-    }
+    const float inverse = spec::inverse_of_scale(*scale);
+    for (int i = 0; i < small_block; ++i) codes[i] = static_cast<uint8_t>(spec::signed_code<bits>(x[i], inverse));
 }
 
 /// 32 codes of five bits: the low four in pairs, the high ones in 32 bits.
@@ -51,16 +42,10 @@ void quantize_q8_0(const float* x, int64_t blocks, uint8_t* out) {
         float largest = 0;
         for (int i = 0; i < small_block; ++i) largest = std::max(largest, std::fabs(x[i]));
         const float scale = largest / 127.0F;
-        const float inverse = inverse_of(scale);
+        const float inverse = spec::inverse_of_scale(scale);
         store_half(out + q8_0::scale, scale);
-        for (int i = 0; i < small_block; ++i) {
-            // std::round, in a form that compilers turn into vector instructions; exact, for magnitudes stay below
-            // 2^23.
-            const float value = x[i] * inverse, magnitude = std::fabs(value);
-            const int whole = static_cast<int>(magnitude);
-            const int rounded = whole + static_cast<int>(magnitude - static_cast<float>(whole) >= 0.5F);
-            out[q8_0::codes + i] = static_cast<uint8_t>(value < 0 ? -rounded : rounded);
-        }
+        for (int i = 0; i < small_block; ++i)
+            out[q8_0::codes + i] = static_cast<uint8_t>(spec::q8_0_code(x[i], inverse));
     }
 }
 
@@ -71,6 +56,18 @@ void quantize_q4_0(const float* x, int64_t blocks, uint8_t* out) {
         signed_codes<4>(x, codes, &scale);
         store_half(out + q4_0::scale, scale);
         for (int i = 0; i < 16; ++i) out[q4_0::codes + i] = static_cast<uint8_t>(codes[i] | codes[i + 16] << 4);
+    }
+}
+
+void quantize_mxfp4(const float* x, int64_t blocks, uint8_t* out) {
+    for (int64_t b = 0; b < blocks; ++b, x += small_block, out += mxfp4::bytes) {
+        const float largest = std::fabs(extreme_of(x));
+        const float inverse = spec::grid_scale(spec::ServeGrid::mxfp4, largest, 0.0F).inverse;
+        out[mxfp4::exponent] = static_cast<uint8_t>(spec::mxfp4_exponent(largest) + 127);
+        uint8_t codes[small_block];
+        for (int i = 0; i < small_block; ++i)
+            codes[i] = static_cast<uint8_t>(spec::mxfp4_magnitude(x[i] * inverse) | (std::signbit(x[i]) ? 8 : 0));
+        for (int i = 0; i < 16; ++i) out[mxfp4::codes + i] = static_cast<uint8_t>(codes[i] | codes[i + 16] << 4);
     }
 }
 
@@ -88,7 +85,7 @@ void quantize_q5_1(const float* x, int64_t blocks, uint8_t* out) {
     for (int64_t b = 0; b < blocks; ++b, x += small_block, out += q5_1::bytes) {
         const auto [low, high] = std::minmax_element(x, x + small_block);
         const float min = *low, scale = (*high - min) / 31.0F;
-        const float inverse = inverse_of(scale);
+        const float inverse = spec::inverse_of_scale(scale);
         store_half(out + q5_1::scale, scale);
         store_half(out + q5_1::min, min);
         uint8_t codes[small_block];

@@ -25,6 +25,9 @@ inline constexpr int scale = 0, min = 2, high = 4, codes = 8, bytes = 24;
 namespace q8_0 {
 inline constexpr int scale = 0, codes = 2, bytes = 34;
 }
+namespace mxfp4 {
+inline constexpr int exponent = 0, codes = 1, bytes = 17;
+}
 namespace q4_k {
 inline constexpr int scale = 0, min = 2, packed = 4, codes = 16, bytes = 144;
 }
@@ -37,6 +40,8 @@ inline constexpr int low = 0, high = 128, scales = 192, scale = 208, bytes = 210
 
 void quantize_q8_0(const float* x, int64_t blocks, uint8_t* out);
 void quantize_q4_0(const float* x, int64_t blocks, uint8_t* out);
+/// As spec/serve_grid.h rounds: the nearest code, ties to even (ggml's takes the one of lower number).
+void quantize_mxfp4(const float* x, int64_t blocks, uint8_t* out);
 void quantize_q5_0(const float* x, int64_t blocks, uint8_t* out);
 void quantize_q5_1(const float* x, int64_t blocks, uint8_t* out);
 void quantize_q4_k(const float* x, int64_t blocks, uint8_t* out);
@@ -45,6 +50,7 @@ void quantize_q6_k(const float* x, int64_t blocks, uint8_t* out);
 
 void dequantize_q8_0(const uint8_t* in, int64_t blocks, float* out);
 void dequantize_q4_0(const uint8_t* in, int64_t blocks, float* out);
+void dequantize_mxfp4(const uint8_t* in, int64_t blocks, float* out);
 void dequantize_q5_0(const uint8_t* in, int64_t blocks, float* out);
 void dequantize_q5_1(const uint8_t* in, int64_t blocks, float* out);
 void dequantize_q4_k(const uint8_t* in, int64_t blocks, float* out);

@@ -49,6 +49,8 @@ GgmlType base_type(GgufFileType file_type) {
             return GgmlType::q8_0;
         case GgufFileType::q4_0:
             return GgmlType::q4_0;
+        case GgufFileType::mxfp4:
+            return GgmlType::mxfp4;
         case GgufFileType::q4_k_m:
             return GgmlType::q4_k;
         case GgufFileType::q5_k_m:

@@ -1,0 +1,163 @@
+// The grids of values that a served file holds, and how a value is rounded to them. C++17: shared by host code and
+// kernels, so that training, merging and exporting give the same bits.
+//
+// Sources: bitsandbytes (nf4: spec/quant4.h); ggml-quants.c (q8_0, q4_0); OCP, "Microscaling Formats (MX)
+// Specification" (2023), 6.3 (mxfp4); OCP, "OFP8" (2023) for e4m3, with a scale for each output as compressed-tensors'
+// strategy "channel" has it (fp8). Every product and sum is rounded to fp32, never fused.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#ifdef __CUDACC__
+#include <cuda_fp16.h>
+#endif
+
+#include "unsloth/core/half.h"
+#include "unsloth/spec/host_device.h"
+
+namespace unsloth::spec {
+
+enum class ServeGrid : uint8_t { none, nf4, q8_0, q4_0, mxfp4, fp8 };
+
+constexpr const char* name_of(ServeGrid grid) {
+    switch (grid) {
+        case ServeGrid::none:
+            return "none";
+        case ServeGrid::nf4:
+            return "nf4";
+        case ServeGrid::q8_0:
+            return "q8_0";
+        case ServeGrid::q4_0:
+            return "q4_0";
+        case ServeGrid::mxfp4:
+            return "mxfp4";
+        case ServeGrid::fp8:
+            return "fp8";
+    }
+    return "?";
+}
+
+inline constexpr int grid_block = 32;  ///< values of a row that share a scale in q8_0, q4_0 and mxfp4
+
+/// Whether rows are divided into blocks of grid_block values. nf4's blocks go over the ends of rows.
+constexpr bool has_row_blocks(ServeGrid grid) {
+    return grid == ServeGrid::q8_0 || grid == ServeGrid::q4_0 || grid == ServeGrid::mxfp4;
+}
+
+UNSLOTH_HOST_DEVICE_FUNCTION float rounded_product(float a, float b) {
+#ifdef __CUDA_ARCH__
+    return __fmul_rn(a, b);
+#else
+    return a * b;
+#endif
+}
+UNSLOTH_HOST_DEVICE_FUNCTION float rounded_sum(float a, float b) {
+#ifdef __CUDA_ARCH__
+    return __fadd_rn(a, b);
+#else
+    return a + b;
+#endif
+}
+UNSLOTH_HOST_DEVICE_FUNCTION float rounded_quotient(float a, float b) {
+#ifdef __CUDA_ARCH__
+    return __fdiv_rn(a, b);
+#else
+    return a / b;
+#endif
+}
+UNSLOTH_HOST_DEVICE_FUNCTION float rounded_to_half(float value) {
+#ifdef __CUDA_ARCH__
+    return __half2float(__float2half_rn(value));
+#else
+    return f16_to_f32(f32_to_f16(value));
+#endif
+}
+
+/// 1 / scale; 0 for scales of zeros and those so small that the quotient overflows.
+UNSLOTH_HOST_DEVICE_FUNCTION float inverse_of_scale(float scale) {
+    const float inverse = rounded_quotient(1.0F, scale);
+    return inverse <= 3.402823466e38F && inverse >= -3.402823466e38F ? inverse : 0.0F;
+}
+
+/// Q8_0's code, -127 to 127: std::round in a form that compilers turn into vector instructions; exact, for magnitudes
+/// stay below 2^23.
+UNSLOTH_HOST_DEVICE_FUNCTION int q8_0_code(float x, float inverse) {
+    const float value = rounded_product(x, inverse), magnitude = value < 0 ? -value : value;
+    const int whole = static_cast<int>(magnitude);
+    const int rounded = whole + static_cast<int>(magnitude - static_cast<float>(whole) >= 0.5F);
+    return value < 0 ? -rounded : rounded;
+}
+
+/// The code of Q4_0 (`bits` 4) or Q5_0, 0 to 2^bits - 1; 2^(bits - 1) stands for 0. The product is rounded before the
+/// sum: ggml built for machines that fuse the two can give another code where a value lies halfway between two.
+template <int bits>
+UNSLOTH_HOST_DEVICE_FUNCTION int signed_code(float x, float inverse) {
+    constexpr int half = 1 << (bits - 1);
+    const int code = static_cast<int>(rounded_sum(rounded_product(x, inverse), static_cast<float>(half) + 0.5F));
+    return code < 0 ? 0 : code > 2 * half - 1 ? 2 * half - 1 : code;
+}
+
+/// The exponent that MXFP4 gives a block: the largest magnitude's, less that of its largest code (4 = 2^2); at least
+/// -126, so that no scale is subnormal.
+UNSLOTH_HOST_DEVICE_FUNCTION int mxfp4_exponent(float largest) {
+    int exponent = 0;
+    (void)frexpf(largest, &exponent);  // largest = m · 2^exponent, 0.5 <= m < 1
+    exponent -= 3;
+    return largest == 0.0F || exponent < -126 ? -126 : exponent;
+}
+/// The number of the magnitude in MXFP4's code that is nearest to |x|, ties to the even one.
+UNSLOTH_HOST_DEVICE_FUNCTION int mxfp4_magnitude(float x) {
+    const float m = x < 0 ? -x : x;
+    return int{m > 0.25F} + int{m >= 0.75F} + int{m > 1.25F} + int{m >= 1.75F} + int{m > 2.5F} + int{m >= 3.5F} +
+           int{m > 5.0F};
+}
+
+/// The e4m3 value nearest to x, ties to even, at most 448.
+UNSLOTH_HOST_DEVICE_FUNCTION float rounded_to_e4m3(float x) {
+    const float m = x < 0 ? -x : x;
+    if (m >= 448.0F) return x < 0 ? -448.0F : 448.0F;
+    float top = 0.015625F;  // 2^-6, the least normal value
+    while (top * 2 <= m) top *= 2;
+    // A multiple of top / 8: adding 2^23 of them rounds to nearest even.
+    const float shift = top * 1048576.0F;
+    const float rounded = rounded_sum(rounded_sum(m, shift), -shift);
+    return x < 0 ? -rounded : rounded;
+}
+
+// What one value becomes, given its block's scale.
+
+struct GridScale {
+    float scale = 0, inverse = 0;  ///< what codes are multiplied by; what values are, or with fp8 divided by
+};
+/// `largest`: the block's largest magnitude, of fp8 its row's; `extreme`: the first value of that magnitude (q4_0).
+UNSLOTH_HOST_DEVICE_FUNCTION GridScale grid_scale(ServeGrid grid, float largest, float extreme) {
+    if (grid == ServeGrid::q8_0) {
+        const float scale = rounded_quotient(largest, 127.0F);
+        return {rounded_to_half(scale), inverse_of_scale(scale)};
+    }
+    if (grid == ServeGrid::q4_0) {
+        const float scale = rounded_quotient(extreme, -8.0F);
+        return {rounded_to_half(scale), inverse_of_scale(scale)};
+    }
+    if (grid == ServeGrid::mxfp4) {
+        const int exponent = mxfp4_exponent(largest);
+        return {ldexpf(1.0F, exponent), ldexpf(1.0F, -exponent)};
+    }
+    const float scale = rounded_quotient(largest, 448.0F);
+    constexpr float least = 1.1754943508222875e-38F;  // below it a quotient could overflow
+    return {scale < least ? least : scale, scale < least ? least : scale};
+}
+UNSLOTH_HOST_DEVICE_FUNCTION float on_grid(ServeGrid grid, float x, const GridScale& block) {
+    if (grid == ServeGrid::q8_0) return rounded_product(block.scale, static_cast<float>(q8_0_code(x, block.inverse)));
+    if (grid == ServeGrid::q4_0)
+        return rounded_product(block.scale, static_cast<float>(signed_code<4>(x, block.inverse) - 8));
+    if (grid == ServeGrid::mxfp4) {
+        const int code = mxfp4_magnitude(x * block.inverse);  // a power of two: exact
+        const float magnitude =
+            code < 5 ? static_cast<float>(code) * 0.5F : static_cast<float>(code == 7 ? 6 : code - 2);
+        return x < 0 ? -magnitude * block.scale : magnitude * block.scale;
+    }
+    return rounded_product(rounded_to_e4m3(rounded_quotient(x, block.inverse)), block.scale);
+}
+
+}  // namespace unsloth::spec

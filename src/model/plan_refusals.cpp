@@ -1,0 +1,41 @@
+// What a ModelPlan refuses before anything is loaded.
+#include "unsloth/core/error.h"
+#include "unsloth/model/loader.h"
+
+namespace unsloth::model {
+
+/// What an adapter's own grid does not go with, where no option names it.
+void ModelPlan::require_grid() const {
+    const auto refuse = [&](ErrorId id, const std::string& what) {
+        throw Error(id, cat("lora.serve_grid ", name_of(grid()), " does not go with ", what),
+                    "Leave it out, or set model.ignore_serve_grid to use the adapter without its grid.");
+    };
+    if (spec().experts) refuse("adapter.unsupported", "a model of experts");
+    if (request_.lora->use_dora) refuse("adapter.unsupported", "lora.use_dora");
+    if (request_.trains && request_.lora->lora_dropout > 0) refuse("option.unsupported", "lora.lora_dropout");
+    if (any(request_.coded)) refuse("option.unsupported", "model.compute_dtype");
+    if (request_.mantissa_bits > 0) refuse("option.unsupported", "hardware.weight_mantissa_bits");
+    if (request_.fewest_tokens > 0 && request_.trains) refuse("option.unsupported", "training.objective grpo");
+    if (!request_.tp.alone()) refuse("parallel.unsupported", "distributed.tp_size");
+    if (!request_.pp.alone()) refuse("parallel.unsupported", "distributed.pp_size");
+    if (request_.sharding.has_copies() || request_.peers.size > 1)
+        refuse("parallel.unsupported", "distributed.zero_stage 3 or offload_optimizer");
+}
+
+void ModelPlan::require_images() const {
+    if (!spec().vision)
+        throw Error("model.unsupported",
+                    cat(file_->checkpoint.folder().string(), ": rows have images, and ",
+                        spec().part_of.empty() ? spec().model_type : spec().part_of,
+                        " is not a model whose tower this program runs"),
+                    "Take a model of Qwen2.5-VL or Qwen3-VL, or rows of texts.");
+    const std::pair<const char*, bool> ways[] = {{"distributed.tp_size", !request_.tp.alone()},
+                                                 {"distributed.cp_size", !request_.cp.alone()},
+                                                 {"distributed.pp_size", !request_.pp.alone()}};
+    for (const auto& [option, shared] : ways)
+        if (shared)
+            throw Error("parallel.unsupported", cat(option, " does not go with rows that have images"),
+                        "Leave it out: each rank then has the whole model and rows of its own.");
+}
+
+}  // namespace unsloth::model

@@ -1,0 +1,56 @@
+// Bases, adapters and grids, which the CPU's and the GPU's tests fold alike.
+#pragma once
+
+#include "ops/tensor_testing.h"
+#include "unsloth/core/error.h"
+#include "unsloth/ops/serve_grid.h"
+
+namespace unsloth::testing {
+
+inline constexpr spec::ServeGrid all_grids[] = {spec::ServeGrid::nf4, spec::ServeGrid::q8_0, spec::ServeGrid::q4_0,
+                                                spec::ServeGrid::mxfp4, spec::ServeGrid::fp8};
+
+struct FoldCase {
+    int64_t rows, cols, rank;
+    double spread = 0.02;  ///< of W
+};
+/// Columns are multiples of 32; one has blocks of nf4 that go over the ends of rows, and some have ragged ends.
+inline const std::vector<FoldCase> fold_cases = {{64, 64, 8},      {1, 32, 1},         {7, 96, 3},
+                                                 {130, 352, 16},   {33, 1056, 5},      {300, 2048, 0},
+                                                 {40, 64, 4, 0.0}, {9, 160, 2, 1e-38}, {9, 160, 2, 1e30}};
+
+/// On the CPU.
+struct FoldData {
+    at::Tensor w_NK, b_Nr, a_rK;
+    float scale = 0.7F;
+
+    explicit FoldData(const FoldCase& c) : w_NK(at::randn({c.rows, c.cols}) * c.spread) {
+        if (c.rank == 0) return;
+        b_Nr = at::randn({c.rows, c.rank}) * c.spread;
+        a_rK = at::randn({c.rank, c.cols}) * 0.1;
+    }
+};
+
+/// W_eff on the CPU; w_NK stays as it is.
+inline at::Tensor folded(const FoldData& data, spec::ServeGrid grid, at::ScalarType type, at::Device device,
+                         Layout layout = Layout::packed) {
+    ops::Context ctx(device);
+    const at::Tensor slice = poisoned_slice(data.w_NK.sizes(), type, layout);
+    const at::Tensor storage = storage_of(slice).to(device),
+                     out = storage.as_strided(slice.sizes(), slice.strides(), slice.storage_offset());
+    const auto there = [&](const at::Tensor& t) { return t.defined() ? t.to(device) : t; };
+    ops::GridFold fold{.grid = grid,
+                       .w_NK = data.w_NK.clone().to(device),
+                       .b_Nr = there(data.b_Nr),
+                       .a_rK = there(data.a_rK),
+                       .scale = data.scale,
+                       .out_NK = out};
+    if (const int64_t bytes = ops::grid_workspace(grid, data.w_NK.numel()); bytes > 0) {
+        fold.workspace = at::empty({bytes}, at::device(device).dtype(at::kByte));
+        ops::prepare_grid_workspace(ctx, grid, fold.workspace);
+    }
+    ops::fold_to_grid(ctx, fold);
+    return out.cpu().contiguous();
+}
+
+}  // namespace unsloth::testing

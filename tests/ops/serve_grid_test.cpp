@@ -1,0 +1,112 @@
+// Folding on the CPU against what files of each grid hold: bitsandbytes' and ggml's codes, LibTorch's e4m3.
+#include <bit>
+
+#include "ops/serve_grid_cases.h"
+#include "unsloth/formats/bnb4.h"
+#include "unsloth/formats/ggml_types.h"
+#include "unsloth/formats/merge.h"
+
+namespace unsloth {
+namespace {
+
+using spec::ServeGrid;
+using testing::FoldData;
+
+at::Tensor merged(const FoldData& data) {
+    const at::Tensor w = data.w_NK.clone();
+    if (data.b_Nr.defined())
+        formats::add_low_rank(data.b_Nr.const_data_ptr<float>(), data.a_rK.const_data_ptr<float>(), data.b_Nr.size(1),
+                              data.scale, w.size(0), w.size(1), w.data_ptr<float>());
+    return w;
+}
+
+at::Tensor through_file(ServeGrid grid, const at::Tensor& w) {
+    at::Tensor out = at::empty_like(w);
+    const int64_t rows = w.size(0), cols = w.size(1);
+    if (grid == ServeGrid::nf4) {
+        const formats::Quant4Owned owned = formats::quantize_nf4(w.const_data_ptr<float>(), rows, cols);
+        formats::dequantize_rows(owned.view(), 0, rows, out.data_ptr<float>());
+    } else if (grid == ServeGrid::fp8) {
+        const at::Tensor scale = (w.abs().amax(1, true) / 448.0F).clamp_min(std::numeric_limits<float>::min());
+        out = (w / scale).clamp(-448, 448).to(at::kFloat8_e4m3fn).to(at::kFloat) * scale;
+    } else {
+        const formats::GgmlType type = grid == ServeGrid::q8_0   ? formats::GgmlType::q8_0
+                                       : grid == ServeGrid::q4_0 ? formats::GgmlType::q4_0
+                                                                 : formats::GgmlType::mxfp4;
+        std::vector<std::byte> bytes(formats::ggml_bytes(type, w.numel()));
+        formats::quantize_ggml(type, w.const_data_ptr<float>(), w.numel(), bytes.data());
+        formats::dequantize_ggml(type, bytes.data(), w.numel(), out.data_ptr<float>());
+    }
+    return out;
+}
+
+TEST(ServeGrid, GivesTheValuesThatAFileHolds) {
+    at::manual_seed(5);
+    for (const testing::FoldCase& c : testing::fold_cases)
+        for (const ServeGrid grid : testing::all_grids) {
+            if (c.spread > 1e20 && spec::has_row_blocks(grid) && grid != ServeGrid::mxfp4) continue;  // no such half
+            SCOPED_TRACE(cat(name_of(grid), " ", c.rows, " ", c.cols, " ", c.rank, " ", c.spread));
+            const FoldData data(c);
+            const at::Tensor expected = through_file(grid, merged(data));
+            for (const at::ScalarType type : testing::compute_dtypes)
+                for (const testing::Layout layout : testing::all_layouts)
+                    EXPECT_TRUE(at::equal(testing::folded(data, grid, type, at::kCPU, layout), expected.to(type)));
+        }
+}
+
+/// Of MXFP4 no code of the block's exponent is nearer, and ties take the even one.
+TEST(ServeGrid, Mxfp4TakesTheNearestCode) {
+    at::manual_seed(6);
+    FoldData data({.rows = 50, .cols = 64, .rank = 0});
+    data.w_NK[0].copy_(at::arange(64) % 32 * 0.25);  // ties, and a magnitude beyond the largest code
+    const at::Tensor found = testing::folded(data, ServeGrid::mxfp4, at::kFloat, at::kCPU);
+    const float codes[] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
+    for (int64_t block = 0; block < data.w_NK.numel() / 32; ++block) {
+        const at::Tensor w = data.w_NK.view({-1, 32})[block], q = found.view({-1, 32})[block];
+        const double scale = std::exp2(std::floor(std::log2(w.abs().max().item<double>())) - 2);
+        for (int64_t i = 0; i < 32; ++i) {
+            const double x = std::abs(w[i].item<double>()) / scale, got = std::abs(q[i].item<double>()) / scale;
+            double nearest = 6;
+            int chosen = 7;
+            for (int code = 0; code < 8; ++code) {
+                const double distance = std::abs(codes[code] - x), best = std::abs(nearest - x);
+                if (distance < best || (distance == best && code % 2 == 0 && chosen % 2 == 1))
+                    nearest = codes[code], chosen = code;
+            }
+            EXPECT_EQ(got, nearest) << x;
+            EXPECT_TRUE(q[i].item<double>() == 0 || (q[i].item<double>() < 0) == (w[i].item<double>() < 0));
+        }
+    }
+}
+
+TEST(ServeGrid, RoundingTwiceIsRoundingOnce) {
+    at::manual_seed(7);
+    for (const ServeGrid grid : {ServeGrid::q8_0, ServeGrid::q4_0, ServeGrid::mxfp4}) {
+        FoldData data({.rows = 200, .cols = 256, .rank = 0});
+        const at::Tensor once = testing::folded(data, grid, at::kFloat, at::kCPU);
+        data.w_NK = once;
+        EXPECT_TRUE(at::equal(testing::folded(data, grid, at::kFloat, at::kCPU), once)) << name_of(grid);
+    }
+}
+
+TEST(ServeGrid, ABlockThatIsNotFiniteIsSeen) {
+    for (const ServeGrid grid : testing::all_grids)
+        for (const float bad : {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
+            FoldData data({.rows = 4, .cols = 64, .rank = 0});
+            data.w_NK[1][3] = bad;
+            EXPECT_FALSE(testing::folded(data, grid, at::kFloat, at::kCPU)[1].isfinite().all().item<bool>());
+        }
+}
+
+TEST(ServeGrid, RefusesWrongTensors) {
+    ops::Context ctx(at::kCPU);
+    const at::Tensor w = at::zeros({4, 40}), out = at::empty({4, 40});
+    EXPECT_THROW(ops::fold_to_grid(ctx, {.grid = ServeGrid::q8_0, .w_NK = w, .out_NK = out}), CheckError);
+    EXPECT_THROW(ops::fold_to_grid(ctx, {.grid = ServeGrid::nf4, .w_NK = w, .out_NK = out}), CheckError);
+    EXPECT_THROW(ops::fold_to_grid(ctx, {.grid = ServeGrid::none, .w_NK = w, .out_NK = out}), CheckError);
+    EXPECT_THROW(ops::fold_to_grid(ctx, {.grid = ServeGrid::fp8, .w_NK = w, .out_NK = at::empty({4, 41})}), CheckError);
+    EXPECT_NO_THROW(ops::fold_to_grid(ctx, {.grid = ServeGrid::fp8, .w_NK = w, .out_NK = out}));
+}
+
+}  // namespace
+}  // namespace unsloth
