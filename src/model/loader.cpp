@@ -6,7 +6,9 @@
 #include "unsloth/core/error.h"
 #include "unsloth/core/hash.h"
 #include "unsloth/core/text.h"
+#include "unsloth/model/decoder_layer.h"
 #include "unsloth/ops/experts.h"
+#include "unsloth/ops/range_attention.h"
 #include "unsloth/ops/vision.h"
 
 namespace unsloth::model {
@@ -151,22 +153,6 @@ void ModelPlan::plan_rank() {
     parts_.of_base = bytes_of(*parts_.base);
     complete_sizes();
     set_run(request_.run);
-}
-
-void ModelPlan::require_images() const {
-    if (!spec().vision)
-        throw Error("model.unsupported",
-                    cat(file_->checkpoint.folder().string(), ": rows have images, and ",
-                        spec().part_of.empty() ? spec().model_type : spec().part_of,
-                        " is not a model whose tower this program runs"),
-                    "Take a model of Qwen2.5-VL or Qwen3-VL, or rows of texts.");
-    const std::pair<const char*, bool> ways[] = {{"distributed.tp_size", !request_.tp.alone()},
-                                                 {"distributed.cp_size", !request_.cp.alone()},
-                                                 {"distributed.pp_size", !request_.pp.alone()}};
-    for (const auto& [option, shared] : ways)
-        if (shared)
-            throw Error("parallel.unsupported", cat(option, " does not go with rows that have images"),
-                        "Leave it out: each rank then has the whole model and rows of its own.");
 }
 
 /// What this rank trains, and how low gradients go.
@@ -371,7 +357,17 @@ void ModelPlan::complete_sizes() {
 
 int64_t ModelPlan::beside_arenas() const {
     int64_t bytes = memory::beside_arenas_bytes + (spec().experts ? ops::grouped_library_bytes(request_.device) : 0);
-    if (sees_images())
+    if (sees_images() && spec().vision->tiles) {
+        const int64_t rows = spec().vision->tiles->tower_rows(), most = request_.sizes.image_rows(spec());
+        const ops::AttentionShape tower{.heads = spec().vision->num_heads,
+                                        .kv_heads = spec().vision->num_heads,
+                                        .head_dim = spec().vision->head_dim()};
+        const auto library = [&](const ops::AttentionShape& shape, int64_t queries, int64_t keys, bool backward) {
+            return ops::range_attention_library_bytes(request_.device, request_.dtype, shape, queries, keys, backward);
+        };
+        bytes += std::max(library(tower, rows, rows, false),
+                          library(attention_shape(spec(), 0), request_.sizes.longest, most, request_.trains));
+    } else if (sees_images())
         bytes += ops::full_attention_library_bytes(request_.device, request_.dtype, request_.sizes.patches,
                                                    spec().vision->num_heads, spec().vision->head_dim());
     return bytes;
