@@ -6,6 +6,7 @@
 #include <numeric>
 #include <optional>
 
+#include "commands/all_targets.h"
 #include "unsloth/commands/commands.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/interrupt.h"
@@ -64,7 +65,6 @@ Row row_with_tile(const spec::ModelSpec& spec) {
     std::vector<int32_t> ids = random_ids(own_random_rows, spec.vocab_size);
     ids.insert(ids.begin() + before, spec.vision->image_token);
     Row row = row_of(std::move(ids));
-    row.labels[before] = data::ignore_label;  // the model gives no logit of it
     row.images = {{before, 1, 1, random_pixels(spec.vision->tiles->patches() * spec.vision->patch_bytes())}};
     return row;
 }
@@ -167,8 +167,7 @@ std::vector<at::Tensor> logits_of(const config::Config& config, const session::O
     std::vector<at::Tensor> all;
     for (const Row& row : rows) {
         if (const int signal = interrupt_requested()) throw Interrupted(signal, "stopped; nothing was written");
-        Row whole = row;
-        whole.labels = whole.ids;
+        const Row whole = all_targets(row, opened.file->spec.vocab_size);
         data::Batch batch = data::make_batch({&whole, 1});
         data::cover_every_position(batch);
         std::vector<at::Tensor> chunks;

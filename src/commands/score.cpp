@@ -3,6 +3,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "commands/all_targets.h"
 #include "commands/score_teacher.h"
 #include "unsloth/commands/commands.h"
 #include "unsloth/core/error.h"
@@ -14,14 +15,6 @@
 
 namespace unsloth::commands {
 namespace {
-
-/// The row with every token a target that has a logit: what the probe reports does not depend on labels.
-data::Sample all_targets(const data::Sample& sample, int64_t vocabulary) {
-    data::Sample all = sample;
-    all.labels = all.ids;
-    std::ranges::replace_if(all.labels, [&](int32_t id) { return id >= vocabulary; }, data::ignore_label);
-    return all;
-}
 
 struct Limits {
     int64_t tokens = 1, segments = 1, positions = 1;

@@ -73,6 +73,11 @@ std::vector<Alike> ActivationList::kinds_of_layers() const {
     return alike;
 }
 
+void ActivationList::own(Buffer buffer, at::Tensor& tensor) {
+    buffer.own = true;
+    add(std::move(buffer), tensor);
+}
+
 void ActivationList::add(Buffer buffer, at::Tensor& tensor) {
     // With others in flight, what they keep is there while the tower sees this one's images.
     if (sizes_.patches > 0 && buffer.own && run_.in_flight > 1) buffer.phases |= memory::tower;

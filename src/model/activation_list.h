@@ -88,10 +88,7 @@ class ActivationList {
     /// A buffer that all micro-batches in flight share. Layers share those of one name.
     void add(Buffer buffer, at::Tensor& tensor);
     /// A buffer of each micro-batch alone.
-    void own(Buffer buffer, at::Tensor& tensor) {
-        buffer.own = true;
-        add(std::move(buffer), tensor);
-    }
+    void own(Buffer buffer, at::Tensor& tensor);
 
     void saved(int64_t i, LayerSaved& a, MovedLayer& moved);
     template <class Statistic, class Matrix>

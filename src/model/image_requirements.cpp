@@ -31,7 +31,7 @@ void ModelPlan::require_images() const {
         if (asked)
             throw Error("option.unsupported",
                         cat(what, " does not go with images of ", spec().part_of, ", whose features layers read"),
-                        "Train adapters without it, on a frozen base.");
+                        "Leave it out, or take a model of Qwen2.5-VL or Qwen3-VL.");
 }
 
 }  // namespace unsloth::model

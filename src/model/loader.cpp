@@ -363,7 +363,8 @@ int64_t ModelPlan::beside_arenas() const {
                                         .kv_heads = spec().vision->num_heads,
                                         .head_dim = spec().vision->head_dim()};
         const auto library = [&](const ops::AttentionShape& shape, int64_t queries, int64_t keys, bool backward) {
-            return ops::range_attention_library_bytes(request_.device, request_.dtype, shape, queries, keys, backward);
+            return ops::range_attention_library_bytes(request_.device, request_.dtype, shape, queries, keys, backward,
+                                                      request_.sizes.deterministic);
         };
         bytes += std::max(library(tower, rows, rows, false),
                           library(attention_shape(spec(), 0), request_.sizes.longest, most, request_.trains));

@@ -114,9 +114,13 @@ void check_ranges(const std::vector<AttentionRange>& ranges, int64_t queries, in
 /// Rows that no range has become zeros.
 void zero_others(Context& ctx, const std::vector<AttentionRange>& ranges, const at::Tensor& x_THd) {
     int64_t last = 0;
+    const int64_t heads = x_THd.size(1), d = x_THd.size(2);
+    const bool adjacent = x_THd.stride(1) == d;  // a token's heads are one row
     const auto zero = [&](int64_t begin, int64_t end) {
-        for (int64_t head = 0; head < x_THd.size(1) && begin < end; ++head)
-            zero_2d(ctx, x_THd.narrow(0, begin, end - begin).select(1, head));
+        if (begin >= end) return;
+        const at::Tensor rows = x_THd.narrow(0, begin, end - begin);
+        if (adjacent) return zero_2d(ctx, rows.as_strided({end - begin, heads * d}, {rows.stride(0), 1}));
+        for (int64_t head = 0; head < heads; ++head) zero_2d(ctx, rows.select(1, head));
     };
     for (const AttentionRange& range : ranges) {
         zero(last, range.q_begin);
@@ -173,7 +177,7 @@ void range_attention_backward(Context& ctx, const AttentionShape& shape, const s
     zero_others(ctx, ranges, dq_THd);
     if (ctx.is_cuda())
         return range_backward_cuda(shape, ranges, dout_THd, q_THd, k_SKd, v_SKd, out_THd, lse_HT, dq_THd, dk_SKd,
-                                   dv_SKd);
+                                   dv_SKd, ctx.deterministic);
     const cpu::Rows dout(dout_THd), q(q_THd), k(k_SKd), v(v_SKd), out(out_THd), dq(dq_THd), dk(dk_SKd), dv(dv_SKd);
     const auto* const lse = lse_HT.const_data_ptr<float>();
     const int64_t tokens = q_THd.size(0), keys = k_SKd.size(0), group = shape.heads / shape.kv_heads;

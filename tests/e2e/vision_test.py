@@ -1,5 +1,5 @@
-"""Rows with images: a small Qwen3-VL and a Qwen2.5-VL are trained, scored and merged from files alone, as transformers and
-PEFT did; what does not go with images is refused by name."""
+"""Rows with images: a small Qwen3-VL, Qwen2.5-VL and Llama 3.2 Vision are trained, scored and merged from files alone, as
+transformers and PEFT did; what does not go with images is refused by name."""
 
 import json
 import lzma
@@ -7,7 +7,7 @@ import shutil
 
 from support import GOLDEN, LEGAL_BASE, EndToEnd, main, read_rows, write_rows
 
-FAMILIES = ("qwen3_vl", "qwen2_5_vl")
+FAMILIES = ("qwen3_vl", "qwen2_5_vl", "mllama")
 
 
 def plain_copy(source, target):
@@ -54,9 +54,14 @@ class Vision(EndToEnd):
             self.assertLess(last["eval_loss"], first["eval_loss"])
 
     def test_scores_and_merges_see_the_images(self):
-        folder, adapter, rows, _ = self.family("qwen3_vl")
+        for name in ("qwen3_vl", "mllama"):
+            with self.subTest(name):
+                self.score_and_merge(name)
+
+    def score_and_merge(self, name):
+        folder, adapter, rows, _ = self.family(name)
         with_adapter = self.score(folder, rows, "--adapter_name_or_path", adapter)
-        merged = self.folder / "merged"
+        merged = self.folder / name / "merged"
         self.succeed(
             "merge", "--adapter", adapter, "--base", folder, "--out", merged, "--dtype", "fp32", "--verify", rows
         )
@@ -85,6 +90,12 @@ class Vision(EndToEnd):
         )
         self.fail_with(
             "export.unsupported", "sees images", "export", "gguf", "--model", folder, "--out", self.folder / "m.gguf"
+        )
+        folder, adapter, rows, _ = self.family("mllama")
+        arguments = self.train_arguments(folder, rows, "--max_steps", 1)
+        self.fail_with("option.unsupported", "lora.use_dora", "train", *arguments, "--use_dora", "true")
+        self.fail_with(
+            "export.unsupported", "sees images", "export", "gguf", "--model", folder, "--out", self.folder / "l.gguf"
         )
 
 

@@ -225,6 +225,11 @@ TEST_P(MllamaTest, RefusesWhatDoesNotGoWithImages) {
     };
     refused("lora.use_dora", [](model::LoadRequest& request) { request.lora->use_dora = true; });
     refused("lora.lora_dropout", [](model::LoadRequest& request) { request.lora->lora_dropout = 0.1; });
+    refused("Generating text", [](model::LoadRequest& request) {
+        request.trains = request.sizes.training = false;
+        request.lora.reset();
+        request.sizes.cache_tokens = 1024;
+    });
 }
 
 /// The text part's linears in 4 bit, as a user of one GPU trains it.
@@ -304,6 +309,22 @@ TEST_P(MllamaTest, ReadsAdaptersUnderOlderNames) {
         return logits_of_row(*loaded.model, rows->sample(14));
     };
     EXPECT_TRUE(same_bits(with(folder / "older"), with(initial)));
+}
+
+/// The words of transformers 4.57.
+TEST(Mllama, ReadsOlderConfigurations) {
+    const fs::path folder = golden("families/mllama");
+    const auto read = [&](const char* name) {
+        return formats::parse_model_spec(read_file(folder / name), name, spec::DType::bf16);
+    };
+    const spec::ModelSpec older = read("config_hub.json"), newer = read("model/config.json");
+    EXPECT_EQ(older.layers, newer.layers);
+    EXPECT_EQ(older.ropes.front().theta, 500000.0);
+    EXPECT_EQ(older.ropes.front().factor, newer.ropes.front().factor);
+    EXPECT_EQ(older.vision->tiles->chosen, newer.vision->tiles->chosen);
+    EXPECT_EQ(older.vision->tiles->arrangements, newer.vision->tiles->arrangements);
+    EXPECT_EQ(older.vision->image_token, tile_token);
+    EXPECT_EQ(older.embedding_rows(), 304);
 }
 
 INSTANTIATE_TEST_SUITE_P(All, MllamaTest, ::testing::ValuesIn(test_devices()),

@@ -27,7 +27,7 @@ void range_attention_forward(Context& ctx, const AttentionShape& shape, const st
 
 /// dq, dk, dv = gradients for the out and lse of the forward (written, not accumulated; zeros for rows in no range).
 /// A key's gradient is a sum over the ranges that have it. Not aliasing the inputs. The sums have a fixed order on the
-/// CPU.
+/// CPU, and on CUDA with ctx.deterministic, where plain products take the place of flash attention.
 void range_attention_backward(Context& ctx, const AttentionShape& shape, const std::vector<AttentionRange>& ranges,
                               const at::Tensor& dout_THd, const at::Tensor& q_THd, const at::Tensor& k_SKd,
                               const at::Tensor& v_SKd, const at::Tensor& out_THd, const at::Tensor& lse_HT,
@@ -35,6 +35,6 @@ void range_attention_backward(Context& ctx, const AttentionShape& shape, const s
 
 /// What LibTorch takes at most of its allocator for up to so many queries and keys (0 on the CPU).
 int64_t range_attention_library_bytes(at::Device device, at::ScalarType dtype, const AttentionShape& shape,
-                                      int64_t queries, int64_t keys, bool backward);
+                                      int64_t queries, int64_t keys, bool backward, bool deterministic = false);
 
 }  // namespace unsloth::ops
