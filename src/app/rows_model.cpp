@@ -18,7 +18,7 @@ RowsModel open_rows_model(const config::Config& config) {
         spec::ModelSpec spec = formats::read_model_spec(path);
         if (config.model.rope_scaling != "{}")
             formats::set_rope_scaling(spec, config.model.rope_scaling, "model.rope_scaling");
-        folder.limits = {spec.vocab_size, spec.usable_positions(), spec.bos_token_id.value_or(-1)};
+        folder.limits = {spec.embedding_rows(), spec.usable_positions(), spec.bos_token_id.value_or(-1)};
     } else {
         log::warning(path.string(), " has no config.json: ids and positions are not checked against the model");
     }

@@ -6,6 +6,7 @@
 #include <numeric>
 #include <optional>
 
+#include "commands/all_targets.h"
 #include "unsloth/commands/commands.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/interrupt.h"
@@ -51,8 +52,24 @@ std::vector<int32_t> random_ids(int64_t row, int64_t vocab) {
     return ids;
 }
 
+std::shared_ptr<const std::vector<uint8_t>> random_pixels(int64_t bytes) {
+    auto pixels = std::make_shared<std::vector<uint8_t>>(static_cast<std::size_t>(bytes));
+    for (std::size_t i = 0; i < pixels->size(); ++i)
+        (*pixels)[i] = static_cast<uint8_t>(random_share(own_random_rows + 1, static_cast<int64_t>(i)) * 256.0F);
+    return pixels;
+}
+
 /// Such ids around an image of random pixels.
+Row row_with_tile(const spec::ModelSpec& spec) {
+    constexpr int32_t before = 4;
+    std::vector<int32_t> ids = random_ids(own_random_rows, spec.vocab_size);
+    ids.insert(ids.begin() + before, spec.vision->image_token);
+    Row row = row_of(std::move(ids));
+    row.images = {{before, 1, 1, random_pixels(spec.vision->tiles->patches() * spec.vision->patch_bytes())}};
+    return row;
+}
 Row row_with_image(const spec::ModelSpec& spec) {
+    if (spec.vision->tiles) return row_with_tile(spec);
     constexpr int32_t before = 4, side = 4;  // tokens of text, and of an image's side
     const spec::VisionSpec& tower = *spec.vision;
     std::vector<int32_t> ids = random_ids(own_random_rows, spec.vocab_size);
@@ -66,11 +83,7 @@ Row row_with_image(const spec::ModelSpec& spec) {
             row.axes.insert(row.axes.end(), 3, i < 0 ? t : before + behind);
     }
     const auto patches = static_cast<int32_t>(side * tower.merge);
-    auto pixels = std::make_shared<std::vector<uint8_t>>(
-        static_cast<std::size_t>(int64_t{patches} * patches * tower.patch_bytes()));
-    for (std::size_t i = 0; i < pixels->size(); ++i)
-        (*pixels)[i] = static_cast<uint8_t>(random_share(own_random_rows + 1, static_cast<int64_t>(i)) * 256.0F);
-    row.images = {{before, patches, patches, std::move(pixels)}};
+    row.images = {{before, patches, patches, random_pixels(int64_t{patches} * patches * tower.patch_bytes())}};
     return row;
 }
 
@@ -140,18 +153,21 @@ std::vector<Row> rows_to_compare(const engine_api::CompareRequest& request, cons
 /// fp32 [T, V] of every row, on the CPU. The model is loaded for this alone.
 std::vector<at::Tensor> logits_of(const config::Config& config, const session::OpenedModel& opened,
                                   const std::vector<Row>& rows) {
-    int64_t longest = 1, patches = 0;
+    int64_t longest = 1;
+    data::Dataset::ImageSizes images;
     for (const Row& row : rows) {
         longest = std::max(longest, static_cast<int64_t>(row.ids.size()));
-        for (const data::Image& image : row.images) patches = std::max(patches, image.patches());
+        for (const data::Image& image : row.images) images.patches = std::max(images.patches, image.patches());
+        const auto own =
+            std::ranges::count(row.ids, opened.file->spec.vision ? opened.file->spec.vision->image_token : -1);
+        images.tokens = std::max(images.tokens, static_cast<int64_t>(own));
     }
     const session::LoadedModel loaded =
-        session::load_for_inference({config, {}, {}}, opened, longest, 1, longest, longest, {}, {}, {}, patches);
+        session::load_for_inference({config, {}, {}}, opened, longest, 1, longest, longest, {}, {}, {}, images);
     std::vector<at::Tensor> all;
     for (const Row& row : rows) {
         if (const int signal = interrupt_requested()) throw Interrupted(signal, "stopped; nothing was written");
-        Row whole = row;
-        whole.labels = whole.ids;
+        const Row whole = all_targets(row, opened.file->spec.vocab_size);
         data::Batch batch = data::make_batch({&whole, 1});
         data::cover_every_position(batch);
         std::vector<at::Tensor> chunks;

@@ -88,7 +88,7 @@ void run_evaluate(const config::LoadedConfig& given, const engine_api::EvaluateR
     const session::LoadedModel model = session::load_for_inference(
         loaded, opened, limits.tokens, limits.segments, std::max<int64_t>(limits.labels, 1), shortest,
         answers ? placement::cache_for(answers->rows(), answers->context()) : placement::CacheSize{}, {}, {},
-        limits.patches);
+        {limits.patches, limits.image_tokens});
     install_interrupt_handlers("Stopping");
     const objective::References none;
     const auto objective = objective::make_objective(config, model.ctx->device(), none, nullptr);

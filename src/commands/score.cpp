@@ -3,6 +3,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "commands/all_targets.h"
 #include "commands/score_teacher.h"
 #include "unsloth/commands/commands.h"
 #include "unsloth/core/error.h"
@@ -15,15 +16,9 @@
 namespace unsloth::commands {
 namespace {
 
-/// The row with every token a target: what the probe reports does not depend on labels.
-data::Sample all_targets(const data::Sample& sample) {
-    data::Sample all = sample;
-    all.labels = all.ids;
-    return all;
-}
-
 struct Limits {
-    int64_t tokens = 1, segments = 1, positions = 1, patches = 0;
+    int64_t tokens = 1, segments = 1, positions = 1;
+    data::Dataset::ImageSizes images = {};
 };
 
 Limits limits_of(const data::Dataset& rows) {
@@ -32,7 +27,8 @@ Limits limits_of(const data::Dataset& rows) {
         const data::Sample sample = rows.sample(i);
         limits.tokens = std::max<int64_t>(limits.tokens, static_cast<int64_t>(sample.ids.size()));
         limits.segments = std::max(limits.segments, rows.segments(i));
-        limits.patches = std::max(limits.patches, rows.image_sizes(i).patches);
+        const data::Dataset::ImageSizes own = rows.image_sizes(i);
+        limits.images = {std::max(limits.images.patches, own.patches), std::max(limits.images.tokens, own.tokens)};
         for (const auto position : sample.positions)
             limits.positions = std::max<int64_t>(limits.positions, position + 1);
     }
@@ -66,7 +62,7 @@ class LogitsFile {
 nlohmann::ordered_json score_row(model::Model& model, const data::Dataset& rows, int64_t i, LogitsFile& logits) {
     std::vector<data::Sample> one = {rows.sample(i)};
     rows.load_pixels(one);
-    const data::Sample &sample = one.front(), all = all_targets(sample);
+    const data::Sample &sample = one.front(), all = all_targets(sample, model.spec().vocab_size);
     data::Batch batch = data::make_batch({&all, 1});
     if (logits.wanted()) data::cover_every_position(batch);
     const at::Tensor losses =
@@ -117,7 +113,7 @@ void run_score(const config::LoadedConfig& given, const engine_api::ScoreRequest
                      opened.file->spec.usable_positions(), " (max_position_embeddings): scored all the same");
     LogitsFile logits(request.logits, rows, opened.file->spec.vocab_size);  // takes its space on the disk
     const session::LoadedModel loaded_model = session::load_for_inference(
-        loaded, opened, limits.tokens, limits.segments, limits.tokens, limits.tokens, {}, {}, {}, limits.patches);
+        loaded, opened, limits.tokens, limits.segments, limits.tokens, limits.tokens, {}, {}, {}, limits.images);
     std::string out;
     double sum = 0;
     int64_t labels = 0;

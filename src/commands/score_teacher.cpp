@@ -106,6 +106,7 @@ void write_teacher_file(const config::LoadedConfig& loaded, const engine_api::Sc
         most.segments = std::max(most.segments, limits.segments);
         most.labels = std::max(most.labels, limits.labels);
         most.patches = std::max(most.patches, limits.patches);
+        most.image_tokens = std::max(most.image_tokens, limits.image_tokens);
     }
     const double temperature = config.distill.temperature;
     Writer writer(request.out, sets, k,  // takes its space on the disk
@@ -115,8 +116,9 @@ void write_teacher_file(const config::LoadedConfig& loaded, const engine_api::Sc
                    {names::vocabulary, session::vocabulary_hash(opened)},
                    {names::vocabulary_size, cat(vocab_size)},
                    {names::model, config.model.path}});
-    const session::LoadedModel scorer = session::load_for_inference(loaded, opened, most.tokens, most.segments,
-                                                                    most.labels, most.tokens, {}, {}, {}, most.patches);
+    const session::LoadedModel scorer =
+        session::load_for_inference(loaded, opened, most.tokens, most.segments, most.labels, most.tokens, {}, {}, {},
+                                    {most.patches, most.image_tokens});
     for (const data::EvalLoader& loader : loaders) {
         Progress progress("scoring", loader.batches());
         for (int64_t i = 0; i < loader.batches(); ++i) {

@@ -74,8 +74,12 @@ void hide_labels(std::vector<int32_t>& labels, const std::vector<int32_t>& mask,
     }
 }
 
-void check_ids(const FormattedRow& row, int64_t vocab_size, bool from_tokenizer) {
-    const int64_t limit = vocab_size > 0 ? vocab_size : int64_t{std::numeric_limits<int32_t>::max()} + 1;
+/// `labels_below`: labels are ids below it; 0 as of vocab_size: whatever fits.
+void check_ids(const FormattedRow& row, int64_t vocab_size, int64_t labels_below, bool from_tokenizer) {
+    const auto limit_of = [](int64_t size) {
+        return size > 0 ? size : int64_t{std::numeric_limits<int32_t>::max()} + 1;
+    };
+    int64_t limit = limit_of(vocab_size);
     const auto outside = [&](int32_t id) { return id < 0 || id >= limit; };
     for (std::size_t t = 0; t < row.ids.size(); ++t)
         if (outside(row.ids[t]))
@@ -83,6 +87,7 @@ void check_ids(const FormattedRow& row, int64_t vocab_size, bool from_tokenizer)
                          cat(from_tokenizer ? "token " : "input_ids[", t, from_tokenizer ? "" : "]", " has id ",
                              row.ids[t], ", outside the model's vocabulary (0 ... ", limit - 1, ")"),
                          from_tokenizer ? "The tokenizer does not belong to this model." : ""};
+    limit = limit_of(labels_below);
     for (std::size_t t = 0; t < row.labels.size(); ++t)
         if (row.labels[t] != ignore_label && outside(row.labels[t]))
             throw BadRow{"data.token-columns",
@@ -395,13 +400,20 @@ FormattedRow RowFormatter::tokenized(const Json& row) const {
     for (const char* column : {"completion_mask", "assistant_masks", "loss_mask"})
         if (given(column, mask)) hide_labels(result.labels, mask, column);
     if (given("attention_mask", mask)) remove_padding(result, mask);
-    check_ids(result, options_.vocab_size, false);
+    check_all_ids(result, false);
     check_positions(result.positions);
     result.segments = segments_at_zero(result.positions);
     if (result.ids.size() > 1 && result.ids[0] == options_.bos_id && result.ids[1] == options_.bos_id)
         result.doubts |= static_cast<uint32_t>(RowDoubt::double_bos);
     finish(result);
     return result;
+}
+
+/// With tiles the token of images lies behind the ids that a model gives logits of: it is read, and never learnt.
+void RowFormatter::check_all_ids(FormattedRow& row, bool from_tokenizer) const {
+    const bool tiles = options_.vision && !options_.vision->three_axes;
+    if (tiles) std::ranges::replace(row.labels, options_.vision->image_token, ignore_label);
+    check_ids(row, options_.vocab_size, tiles ? options_.vision->image_token : options_.vocab_size, from_tokenizer);
 }
 
 FormattedRow RowFormatter::encoded(EncodedRow row, const std::vector<bool>& learnt) const {
@@ -426,7 +438,7 @@ FormattedRow RowFormatter::encoded(EncodedRow row, const std::vector<bool>& lear
     result.sources = std::move(row.sources);
     for (const Image& image : result.images)
         std::fill_n(result.labels.begin() + image.first, options_.vision->tokens_of(image), ignore_label);
-    check_ids(result, options_.vocab_size, true);
+    check_all_ids(result, true);
     finish(result);
     return result;
 }

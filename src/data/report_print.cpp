@@ -114,7 +114,8 @@ std::string images_text(const Sample& sample) {
     int64_t tokens = 0;
     for (const auto& [begin, end] : image_ranges(sample)) tokens += end - begin;
     const auto count = static_cast<int64_t>(sample.images.size());
-    return cat(", ", grouped(count), count == 1 ? " image of " : " images of ", grouped(tokens), " tokens");
+    return cat(", ", grouped(count), count == 1 ? " image of " : " images of ", grouped(tokens),
+               tokens == 1 ? " token" : " tokens");
 }
 
 std::string samples_text(const DataReport& report, const tokenizer::Tokenizer* tokenizer, Marks marks) {

@@ -75,9 +75,10 @@ std::string marked(const std::string& text, bool trained, Marks marks) {
 std::string image_text(const Sample& sample, const Run& run) {
     const std::size_t i = *run.image;
     const Image& image = sample.images[i];
+    const std::size_t count = run.tokens.second - run.tokens.first;
     const std::string file = i < sample.sources.size() ? name_of(sample.sources[i]) : "an image";
-    return cat("[", printable(file), ": ", image.grid_w, " x ", image.grid_h, " patches, ",
-               run.tokens.second - run.tokens.first, " tokens]");
+    return cat("[", printable(file), ": ", image.grid_w, " x ", image.grid_h,
+               sample.axes.empty() ? " tiles, " : " patches, ", count, count == 1 ? " token]" : " tokens]");
 }
 
 }  // namespace

@@ -41,10 +41,11 @@ class Resolver {
         std::vector<TensorSource> sources;
         if (!spec_.vision) return sources;
         const std::vector<spec::VisionTensor> tensors = spec::vision_tensors(*spec_.vision);
-        const bool within = checkpoint_.find(cat("model.visual.", tensors.front().name)) != nullptr;
+        const char* const root = spec_.vision->tiles ? "" : "visual.";
+        const bool within = checkpoint_.find(cat("model.", root, tensors.front().name)) != nullptr;
         for (const spec::VisionTensor& tensor : tensors) {
-            const bool matrix = tensor.shape.size() == 2 && tensor.name != "pos_embed.weight";
-            sources.push_back(resolve_rule({cat(within ? "model." : "", "visual.", tensor.name),
+            const bool matrix = spec::holds_products(tensor);
+            sources.push_back(resolve_rule({cat(within ? "model." : "", root, tensor.name),
                                             matrix ? spec::TensorRole::linear : spec::TensorRole::bias,
                                             {-1},
                                             tensor.shape,

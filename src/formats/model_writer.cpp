@@ -8,6 +8,7 @@
 #include <system_error>
 
 #include "formats/experts_layout.h"
+#include "formats/families/family.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
 #include "unsloth/core/interrupt.h"
@@ -353,10 +354,11 @@ class Writer {
         QuantizationConfig config;
         config.bnb_4bit_compute_dtype = name_of(dtype_);
         if (in_fp4 > in_nf4) config.bnb_4bit_quant_type = "fp4";
-        // The tower is written as it was. Its module's name, and that before 4.52:
+        // The tower is written as it was.
         const auto is_quantised = [](const TensorSource& source) { return source.plain() == nullptr; };
         if (model_.spec().vision && std::ranges::none_of(model_.base().tensors.vision, is_quantised))
-            plain.insert(plain.end(), {"model.visual", "visual"});
+            for (const char* const module : tower_modules(*model_.spec().vision))
+                plain.insert(plain.end(), {cat("model.", module), module});
         // A list replaces what it leaves out by itself.
         if (!plain.empty() || !head_is_plain) {
             if (head_is_plain) plain.emplace_back("lm_head");

@@ -173,19 +173,24 @@ std::string targets_text(const spec::LoraSpec& lora) {
 
 constexpr std::array<const char*, 2> vocabulary_modules = {"embed_tokens", "lm_head"};
 
+/// Tokens that such a module of the model has a row for.
+int64_t rows_of(std::string_view module, const spec::ModelSpec& model) {
+    return module == "lm_head" ? model.vocab_size : model.embedding_rows();
+}
+
 /// Embeddings of another number of tokens than the base's say more than a list of tensors that do not fit.
 void require_same_vocabulary(const SafetensorsFile& file, const spec::ModelSpec& model) {
     for (const char* const module : vocabulary_modules) {
         const TensorView* const tensor = file.find(saved_module_name(module, model.stem()));
         if (tensor == nullptr || tensor->shape.size() != 2 || tensor->shape[1] != model.hidden_size ||
-            tensor->shape[0] == model.vocab_size)
+            tensor->shape[0] == rows_of(module, model))
             continue;
-        const bool enlarged = tensor->shape[0] > model.vocab_size;
+        const bool enlarged = tensor->shape[0] > rows_of(module, model);
         throw Error(
             "adapter.vocabulary-size",
             cat(file.path().string(), ": the vocabulary was ", enlarged ? "enlarged" : "cut", " from ",
-                model.vocab_size, " to ", tensor->shape[0], " tokens for this adapter, and the base has ",
-                model.vocab_size, " (", tensor->name, ")"),
+                rows_of(module, model), " to ", tensor->shape[0], " tokens for this adapter, and the base has ",
+                rows_of(module, model), " (", tensor->name, ")"),
             cat("In Python: base.resize_token_embeddings(", tensor->shape[0],
                 "), PeftModel.from_pretrained(base, ADAPTER).merge_and_unload().save_pretrained(OUT); then name OUT as "
                 "model.path."));
@@ -198,7 +203,7 @@ void check_tensors(const SafetensorsFile& file, std::vector<TensorDecl> expected
         const std::string name = saved_module_name(module, model.stem());
         const bool listed = std::ranges::any_of(expected, [&](const TensorDecl& decl) { return decl.name == name; });
         if (!listed && file.find(name) != nullptr)
-            expected.push_back({name, spec::DType::f32, {model.vocab_size, model.hidden_size}});
+            expected.push_back({name, spec::DType::f32, {rows_of(module, model), model.hidden_size}});
     }
     TensorProblems problems;
     std::set<std::string> known;
@@ -322,35 +327,6 @@ std::string write_peft_config(const PeftConfig& config) {
     return text + "\n}\n";
 }
 
-namespace {
-
-/// The module that PEFT gives an adapter to.
-std::string adapted_module(spec::LinearId id, std::string_view stem, bool within) {
-    const std::string layer = cat("base_model.model.model.", stem, "layers.", id.layer, ".");
-    if (!is_of_experts(id.projection)) return layer + std::string(spec::path_of(id.projection));
-    return cat(layer, "mlp.experts", within ? ".base_layer" : "");
-}
-
-}  // namespace
-
-std::string lora_a_name(spec::LinearId id, std::string_view stem, bool within) {
-    return adapted_module(id, stem, within) + ".lora_A.weight";
-}
-
-std::string lora_b_name(spec::LinearId id, std::string_view stem, bool within) {
-    return adapted_module(id, stem, within) + ".lora_B.weight";
-}
-
-std::string magnitude_name(spec::LinearId id, std::string_view stem) {
-    return cat("base_model.model.model.", stem, "layers.", id.layer, ".", spec::path_of(id.projection),
-               ".lora_magnitude_vector");
-}
-
-std::string saved_module_name(const std::string& module, std::string_view stem) {
-    const bool head = module == "lm_head";
-    return cat("base_model.model.", head ? "" : "model.", head ? "" : stem, module, ".weight");
-}
-
 std::vector<TensorDecl> adapter_tensors(const spec::LoraSpec& lora, const spec::ModelSpec& model, spec::DType dtype) {
     std::vector<TensorDecl> tensors;
     const auto layers = spec::resolve_lora(lora, model);
@@ -361,14 +337,16 @@ std::vector<TensorDecl> adapter_tensors(const spec::LoraSpec& lora, const spec::
             const spec::LoraModule& module = adapted[p];
             if (module.r == 0) continue;
             const int64_t r = (is_of_experts(p) ? model.experts->count : 1) * module.r;
-            const bool within = adapted.is_within(p);
-            tensors.push_back({lora_a_name(id, model.stem(), within), dtype, {r, model.in_features(p)}});
-            tensors.push_back({lora_b_name(id, model.stem(), within), dtype, {model.out_features(p), r}});
-            if (module.dora) tensors.push_back({magnitude_name(id, model.stem()), dtype, {model.out_features(p)}});
+            const bool within = adapted.is_within(p), crosses = adapted.crosses;
+            tensors.push_back({lora_a_name(id, model.stem(), within, crosses), dtype, {r, model.in_features(p)}});
+            tensors.push_back({lora_b_name(id, model.stem(), within, crosses), dtype, {model.out_features(p), r}});
+            if (module.dora)
+                tensors.push_back({magnitude_name(id, model.stem(), crosses), dtype, {model.out_features(p)}});
         }
     }
     for (const std::string& module : lora.modules_to_save)
-        tensors.push_back({saved_module_name(module, model.stem()), dtype, {model.vocab_size, model.hidden_size}});
+        tensors.push_back(
+            {saved_module_name(module, model.stem()), dtype, {rows_of(module, model), model.hidden_size}});
     return tensors;
 }
 

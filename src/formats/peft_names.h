@@ -6,8 +6,8 @@
 
 namespace unsloth::formats {
 
-/// Gives today's names to an adapter made with transformers before 4.52, whose models that see images had no
-/// language_model in their modules' paths. Others stay as they are.
+/// Gives today's names to an adapter made with transformers before 4.52. Models that see images then had no
+/// language_model in their modules' paths, or had a whole text model of that name. Others stay as they are.
 void take_older_names(SafetensorsFile& file, const spec::ModelSpec& model);
 
 }  // namespace unsloth::formats

@@ -38,7 +38,9 @@ spec::ModelSpec model_spec_of(const Checkpoint& checkpoint) {
     constexpr const char* embeddings = "model.embed_tokens.weight";
     spec::ModelSpec named = read_model_spec(checkpoint.folder());
     if (named.part_names == spec::PartNames::within && checkpoint.find(named.stored_name(embeddings)) == nullptr)
-        named.part_names = spec::PartNames::none;  // as transformers before 4.52 wrote them
+        named.part_names = spec::PartNames::none;            // as transformers before 4.52 wrote them
+    const bool tiles = named.vision && named.vision->tiles;  // mllama: later ones may write their modules' names
+    if (tiles && checkpoint.find(named.stored_name(embeddings)) == nullptr) named.part_names = spec::PartNames::within;
     const TensorView* const embedding = checkpoint.find(named.stored_name(embeddings));
     const TensorView* const head = checkpoint.find(named.stored_name("lm_head.weight"));
     spec::ModelSpec spec = read_model_spec(

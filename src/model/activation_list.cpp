@@ -49,7 +49,7 @@ std::vector<Alike> ActivationList::kinds_of_layers() const {
     struct Kind {
         spec::Keep keep;
         spec::Place at;
-        bool here, border, experts;
+        bool here, border, experts, crosses;
         bool operator==(const Kind&) const = default;
     };
     std::vector<std::pair<Kind, int64_t>> listed;  // and its turn, of slots
@@ -57,8 +57,8 @@ std::vector<Alike> ActivationList::kinds_of_layers() const {
     std::optional<Kind> last;  // of layers in a row
     for (int64_t layer = 0; layer < spec_.num_layers; ++layer) {
         const spec::LayerPlan& plan = run_.layers.at(static_cast<std::size_t>(layer));
-        const Kind kind{plan.keep, plan.activations_at, layout_.stage.has(layer), receives(layer),
-                        spec_.has_experts(layer)};
+        const Kind kind{plan.keep,       plan.activations_at,      layout_.stage.has(layer),
+                        receives(layer), spec_.has_experts(layer), spec_.crosses(layer)};
         const bool turns = !sizes_.training || plan.activations_at == spec::Place::host;
         const std::pair turn(kind, turns ? layer % (slots * input_slots) : 0);
         const bool fresh = std::find(listed.begin(), listed.end(), turn) == listed.end();
@@ -71,6 +71,11 @@ std::vector<Alike> ActivationList::kinds_of_layers() const {
         last = fresh ? std::nullopt : std::optional(kind);
     }
     return alike;
+}
+
+void ActivationList::own(Buffer buffer, at::Tensor& tensor) {
+    buffer.own = true;
+    add(std::move(buffer), tensor);
 }
 
 void ActivationList::add(Buffer buffer, at::Tensor& tensor) {
@@ -86,6 +91,20 @@ void ActivationList::add(Buffer buffer, at::Tensor& tensor) {
     }
     buffers_.push_back(std::move(buffer));
     buffers_.back().tensors.push_back(&tensor);
+}
+
+/// Of a layer that crosses, in the place of qkv. Without images it is passed by, and has none.
+template <class Statistic, class Matrix>
+void ActivationList::cross(LayerSaved& a, const Statistic& statistic, const Matrix& matrix, bool kept) {
+    const int64_t rows = sizes_.image_rows(spec_), t = sizes_.tokens, kv = spec_.kv_size();
+    if (rows == 0) return;
+    statistic("u_cross_q", {t, layout_[Group::cross_q].r}, dtype_, kept, a.u_qkv_TR, Rows::tokens);
+    matrix("q_raw", spec_.q_size(), kept, a.qk_raw_TN);
+    statistic("rstd_q", {t, spec_.num_heads}, at::kFloat, kept, a.rstd_q_TH, Rows::tokens);
+    matrix("q", spec_.q_size(), kept, a.qkv_TN);
+    statistic("image keys", {rows, 2 * kv}, dtype_, kept, a.cross.kv_SN, Rows::fixed);
+    statistic("image keys before their norm", {rows, kv}, dtype_, kept, a.cross.k_raw_SN, Rows::fixed);
+    statistic("rstd_k of images", {rows, spec_.num_kv_heads}, at::kFloat, kept, a.cross.rstd_k_SK, Rows::fixed);
 }
 
 void ActivationList::saved(int64_t i, LayerSaved& a, MovedLayer& moved) {
@@ -136,14 +155,18 @@ void ActivationList::saved(int64_t i, LayerSaved& a, MovedLayer& moved) {
         add({"layer inputs", in_slot("x", i, 2), {slice_, d}, dtype_, memory::always, Rows::slice}, a.x_tD);
     }
     statistic("rstd1", {slice_}, at::kFloat, rest, a.rstd1_t, Rows::slice);
-    statistic("u_qkv", {t, layout_[Group::qkv].r}, dtype_, rest, a.u_qkv_TR);
-    if (spec_.qk_norm) {
+    const bool crosses = spec_.crosses(i);
+    if (crosses)
+        cross(a, statistic, matrix, rest);
+    else
+        statistic("u_qkv", {t, layout_[Group::qkv].r}, dtype_, rest, a.u_qkv_TR);
+    if (spec_.qk_norm && !crosses) {
         matrix("qk_raw", spec_.q_size() + spec_.kv_size(), rest, a.qk_raw_TN);
         const bool all = spec_.qk_norm_of_all_heads;
         statistic("rstd_q", {t, all ? 1 : heads}, at::kFloat, rest, a.rstd_q_TH);
         statistic("rstd_k", {t, all ? 1 : kv_heads}, at::kFloat, rest, a.rstd_k_TK);
     }
-    matrix("qkv", layout_[Group::qkv].n, rest, a.qkv_TN);
+    if (!crosses) matrix("qkv", layout_[Group::qkv].n, rest, a.qkv_TN);
     statistic("lse", {lse_elements_}, at::kFloat, attention, a.lse, Rows::fixed);
     matrix("o", weights::row_stride(spec_.q_size() + layout_[Group::o].r), attention, a.o_full);
     matrix("mid", d, rest, a.mid_tD, Rows::slice);
@@ -177,7 +200,7 @@ void ActivationList::saved(int64_t i, LayerSaved& a, MovedLayer& moved) {
         statistic("rstd_down", {slice_}, at::kFloat, true, a.rstd_down_t, Rows::slice);
     }
     if (!layout_.dora) return;
-    matrix("z_qkv", layout_[Group::qkv].n, rest, a.z_qkv_TN);
+    if (!crosses) matrix("z_qkv", layout_[Group::qkv].n, rest, a.z_qkv_TN);
     matrix("z_o", d, rest, a.z_o_tD, Rows::slice);
     matrix("z_down", d, true, a.z_down_tD, Rows::slice);
 }
@@ -198,6 +221,14 @@ void ActivationList::scratch(Scratch& s) {
     if (spec_.experts) experts_scratch(*spec_.experts, s);
     if (sizes_.dropout)
         add({"scratch", "dropped", {std::max(t * widest, tile * spec_.intermediate_size)}, dtype_, layers}, s.dropped);
+    if (const int64_t rows = sizes_.image_rows(spec_); rows > 0) {
+        add({"scratch", "gates of attention", {t}, at::kFloat, layers, Rows::tokens}, s.attention_gate_T);
+        add({"scratch", "gates of MLPs", {t}, at::kFloat, layers, Rows::tokens}, s.mlp_gate_T);
+        const int64_t columns = layout_[Group::cross_kv].n + layout_[Group::cross_kv].r;
+        if (sizes_.training)
+            add({"scratch", "gradients of image keys", {rows, weights::row_stride(columns)}, dtype_, memory::backward},
+                s.dkv_full);
+    }
     if (forward_coded(sizes_.coded) || (dx_coded(sizes_.coded) && sizes_.training)) {
         const bool inputs = forward_coded(sizes_.coded), gradients = sizes_.training;
         const int64_t columns = std::max(inputs ? widest : 0, gradients ? layout_[Group::qkv].n : 0),
@@ -224,32 +255,9 @@ void ActivationList::scratch(Scratch& s) {
     const uint8_t gradient = memory::head | memory::backward | (layout_.stage.alone() ? 0 : memory::forward);
     const bool elsewhere = layout_.dora || !layout_.tp.alone() || spec_.changes_branches();
     own(buffer("g", slice_, spec_.hidden_size + (elsewhere ? 0 : rank), gradient, Rows::slice), s.g_full);
-    if (elsewhere) add(buffer("dz", tile, spec_.hidden_size + rank, memory::backward), s.dz_full);
+    if (elsewhere || sizes_.image_rows(spec_) > 0)
+        add(buffer("dz", tile, spec_.hidden_size + rank, memory::backward), s.dz_full);
     add(buffer("dqkv", t, layout_[Group::qkv].n + layout_[Group::qkv].r, memory::backward), s.dqkv_full);
-}
-
-void ActivationList::experts_scratch(const spec::ExpertsSpec& experts, Scratch& s) {
-    const int64_t t = sizes_.tokens, k = experts.top_k, d = spec_.hidden_size;
-    const uint8_t layers = memory::forward | memory::backward;
-    const auto buffer = [&](const char* name, int64_t columns, at::ScalarType dtype, uint8_t phases) {
-        return Buffer{"scratch", name, {t, columns}, dtype, phases, Rows::tokens};
-    };
-    const int64_t r = layout_.rank_of(Group::experts_gate_up);
-    add(buffer("experts' rows", k * expert_stride(d, r), dtype_, layers), s.rows_T);
-    add(buffer("experts' outputs", k * std::max(d, experts.intermediate_size), dtype_, layers), s.out_T);
-    if (sizes_.balances_experts) {
-        own({"tokens", "experts' loads", {2, experts.count}, at::kDouble}, s.balance.sums_2E);
-        own({"tokens", "their loss", {1}, at::kFloat}, s.balance.loss);
-        own({"tokens", "its gradients", {experts.count}, at::kFloat}, s.balance.slopes_E);
-    }
-    if (!sizes_.training) return;
-    add(buffer("gradients of experts' u", k * std::max(r, layout_.rank_of(Group::experts_down)), dtype_,
-               memory::backward),
-        s.v_T);
-    add(buffer("gradients of experts' weights", k, at::kFloat, memory::backward), s.dweights_Tk);
-    if (spec_.mlp_bias)
-        add(buffer("gradients by experts' biases", experts.count, at::kFloat, memory::backward), s.dweights_TE);
-    add(buffer("gradients of routers", experts.count, dtype_, memory::backward), s.drouter_TE);
 }
 
 void ActivationList::of_objective(ObjectiveBuffer::Life life, std::vector<at::Tensor>& tensors) {
@@ -321,6 +329,10 @@ void ActivationList::tokens(TokenBuffers& b, std::vector<at::Tensor>& objective)
     }
     const auto by_axes = [](const spec::RopeSpec& rope) { return rope.by_axes(); };
     if (std::ranges::any_of(spec_.ropes, by_axes)) ints("positions on axes", 3 * t, b.axes);
+    if (sizes_.image_rows(spec_) > 0) {
+        own({"tokens", "tokens that see images", {t}, at::kFloat, memory::always, Rows::tokens}, b.attends_T);
+        own({"tokens", "tokens behind images", {t}, at::kFloat, memory::always, Rows::tokens}, b.adds_T);
+    }
     if (sizes_.noise) own({"tokens", "noise", {t}, at::kFloat, memory::always, Rows::tokens}, b.noise_T);
     ints("target index", sizes_.head_rows, b.target_index_n);
     ints("target ids", sizes_.head_rows, b.target_ids_n);

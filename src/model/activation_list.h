@@ -88,12 +88,11 @@ class ActivationList {
     /// A buffer that all micro-batches in flight share. Layers share those of one name.
     void add(Buffer buffer, at::Tensor& tensor);
     /// A buffer of each micro-batch alone.
-    void own(Buffer buffer, at::Tensor& tensor) {
-        buffer.own = true;
-        add(std::move(buffer), tensor);
-    }
+    void own(Buffer buffer, at::Tensor& tensor);
 
     void saved(int64_t i, LayerSaved& a, MovedLayer& moved);
+    template <class Statistic, class Matrix>
+    void cross(LayerSaved& a, const Statistic& statistic, const Matrix& matrix, bool kept);
 
     /// The most columns of a dense MLP's activation, with its adapters'; 0: every layer has experts.
     int64_t mlp_columns() const {
@@ -121,6 +120,7 @@ class ActivationList {
     void tokens(TokenBuffers& b, std::vector<at::Tensor>& objective);
 
     void vision(const spec::VisionSpec& tower, VisionBuffers& b);
+    void tiles(const spec::VisionSpec& tower, const spec::TilesSpec& tiles, VisionBuffers& b);
 
     void cache(int64_t layer, ops::KvCache& of);
 

@@ -3,6 +3,7 @@
 
 #include <cmath>
 
+#include "model/cross_layer.h"
 #include "model/layer_parts.h"
 #include "model/mlp.h"
 #include "model/normed_input.h"
@@ -13,12 +14,6 @@
 
 namespace unsloth::model {
 namespace {
-
-/// Columns [begin, begin + heads * d) of a row-strided matrix as [T, heads, d].
-at::Tensor heads_view(const at::Tensor& x_TN, int64_t begin, int64_t heads, int64_t d) {
-    const at::Tensor part = x_TN.narrow(1, begin, heads * d);
-    return part.as_strided({part.size(0), heads, d}, {part.stride(0), d, 1}, part.storage_offset());
-}
 
 /// The rows of tokens that lie in segments; those behind them only make up for what ranks do not divide, and count as
 /// zeros.
@@ -204,6 +199,10 @@ void layer_forward(const LayerContext& c, const weights::LayerWeights& w, const 
     const spec::ModelSpec& spec = c.spec;
     const int64_t hidden = spec.hidden_size;
 
+    if (spec.crosses(c.layer())) {
+        cross_forward(c, w, a, steps);
+        steps.qkv = steps.attention = false;
+    }
     if (steps.qkv) {
         ++c.counts.qkv;
         // 1 norm
@@ -251,6 +250,7 @@ void layer_backward(const LayerContext& c, const weights::LayerWeights& w, const
         mlp_forward(some, w, rows, {}, again);
         mlp_backward(some, w, rows);
     });
+    if (spec.crosses(c.layer())) return cross_backward(c, w, a, input_gradient);
     // 4 attention
     const at::Tensor o_TN = a.o_full.narrow(1, 0, spec.q_size()), do_TN = c.scratch.h_full.narrow(1, 0, spec.q_size());
     if (!again.attention) gather_keys(c, a);  // else they are those that it was made again with

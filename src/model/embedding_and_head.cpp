@@ -5,6 +5,7 @@
 
 #include "model/row_range.h"
 #include "unsloth/model/site.h"
+#include "unsloth/model/tile_tower.h"
 #include "unsloth/model/vision_tower.h"
 #include "unsloth/ops/coded_rows.h"
 #include "unsloth/ops/cross_entropy.h"
@@ -67,7 +68,10 @@ at::Tensor all_outputs(ops::Context& ctx, const Network& network, const Activati
 void embed(ops::Context& ctx, const Network& network, const MicroBatch& micro, bool noise) {
     const Activations& a = micro.activations();
     const std::vector<data::Image>& images = micro.images();
-    if (!images.empty())
+    const bool tiles = !images.empty() && network.spec.vision->tiles;  // their features are no embeddings
+    if (tiles)
+        see_tiles(ctx, *network.spec.vision, *network.vision, a.vision(), images, micro.inputs().sight->places);
+    else if (!images.empty())
         see_images(ctx, *network.spec.vision, *network.vision, a.vision(), images,
                    /*together=*/micro.inputs().cached == nullptr);
     const TokenBuffers& tokens = a.tokens();
@@ -82,7 +86,7 @@ void embed(ops::Context& ctx, const Network& network, const MicroBatch& micro, b
         if (noise) ops::add_noise(ctx, x_tD, own(tokens.row_T), own(tokens.offset_T), own(tokens.noise_T));
         if (multiplier != 1.0 && !inside) x_tD.mul_(multiplier);
     });
-    if (images.empty()) return;
+    if (images.empty() || tiles) return;
     // Without noise, as transformers puts them there.
     for (const ImagePlace& place : image_places(*network.spec.vision, images))
         ops::copy_2d(ctx, a.vision().features.narrow(0, place.feature, place.count),
@@ -105,7 +109,7 @@ void embedding_backward(ops::Context& ctx, const Network& network, const MicroBa
     const at::Tensor g_tD = micro.activations().scratch().g_full.narrow(1, 0, network.spec.hidden_size);
     const int64_t ids = micro.distinct_ids();
     if (const double multiplier = embedding_multiplier(network); multiplier != 1.0) g_tD.mul_(multiplier);
-    if (!micro.images().empty())  // other values took these tokens' place
+    if (!micro.images().empty() && !network.spec.vision->tiles)  // other values took these tokens' place
         for (const ImagePlace& place : image_places(*network.spec.vision, micro.images()))
             ops::zero_2d(ctx, g_tD.narrow(0, place.token, place.count));
     ops::embedding_backward(ctx, g_tD, tokens.order_t, tokens.unique_u.narrow(0, 0, ids),

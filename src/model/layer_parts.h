@@ -11,6 +11,12 @@
 
 namespace unsloth::model {
 
+/// Columns [begin, begin + heads * d) of a row-strided matrix as [T, heads, d].
+inline at::Tensor heads_view(const at::Tensor& x_TN, int64_t begin, int64_t heads, int64_t d) {
+    const at::Tensor part = x_TN.narrow(1, begin, heads * d);
+    return part.as_strided({part.size(0), heads, d}, {part.stride(0), d, 1}, part.storage_offset());
+}
+
 inline void observe(const LayerContext& c, const char* module, const at::Tensor& output) {
     if (c.group.observer != nullptr) (*c.group.observer)(cat("model.layers.", c.layer(), ".", module), output);
 }
@@ -18,7 +24,7 @@ inline void observe(const LayerContext& c, const char* module, const at::Tensor&
 inline void observe_group(const LayerContext& c, Group g, const at::Tensor& y_TN) {
     if (c.group.observer == nullptr) return;
     for (const weights::Slice& slice : c.group.layout[g].slices)
-        observe(c, std::string(spec::path_of(slice.projection)).c_str(), y_TN.narrow(1, slice.n_begin, slice.n));
+        observe(c, c.spec.module_of(slice.id(c.layer())).c_str(), y_TN.narrow(1, slice.n_begin, slice.n));
 }
 
 /// Nothing is reported outside of a training run: scoring and generation have no step outcome.

@@ -6,7 +6,9 @@
 #include "unsloth/core/error.h"
 #include "unsloth/core/hash.h"
 #include "unsloth/core/text.h"
+#include "unsloth/model/decoder_layer.h"
 #include "unsloth/ops/experts.h"
+#include "unsloth/ops/range_attention.h"
 #include "unsloth/ops/vision.h"
 
 namespace unsloth::model {
@@ -358,7 +360,18 @@ void ModelPlan::complete_sizes() {
 
 int64_t ModelPlan::beside_arenas() const {
     int64_t bytes = memory::beside_arenas_bytes + (spec().experts ? ops::grouped_library_bytes(request_.device) : 0);
-    if (sees_images())
+    if (sees_images() && spec().vision->tiles) {
+        const int64_t rows = spec().vision->tiles->tower_rows(), most = request_.sizes.image_rows(spec());
+        const ops::AttentionShape tower{.heads = spec().vision->num_heads,
+                                        .kv_heads = spec().vision->num_heads,
+                                        .head_dim = spec().vision->head_dim()};
+        const auto library = [&](const ops::AttentionShape& shape, int64_t queries, int64_t keys, bool backward) {
+            return ops::range_attention_library_bytes(request_.device, request_.dtype, shape, queries, keys, backward,
+                                                      request_.sizes.deterministic);
+        };
+        bytes += std::max(library(tower, rows, rows, false),
+                          library(attention_shape(spec(), 0), request_.sizes.longest, most, request_.trains));
+    } else if (sees_images())
         bytes += ops::full_attention_library_bytes(request_.device, request_.dtype, request_.sizes.patches,
                                                    spec().vision->num_heads, spec().vision->head_dim());
     return bytes;

@@ -6,6 +6,7 @@
 
 #include "model/copy_values.h"
 #include "unsloth/core/error.h"
+#include "unsloth/model/tile_tower.h"
 #include "unsloth/model/vision_tower.h"
 #include "unsloth/ops/profiler.h"
 #include "unsloth/ops/rope.h"
@@ -50,8 +51,8 @@ void MicroBatch::upload(const data::Batch& batch) {
     copy_values(batch.target_index, tokens.target_index_n);
     copy_values(batch.target_ids, tokens.target_ids_n);
     copy_values(batch.segments, tokens.q_offsets);
-    take_images(batch);
     inputs_ = {};
+    take_images(batch);
     ops::Segments& segments = inputs_.segments;
     segments.q_offsets = segments.k_offsets = batch.segments;
     segments.q_offsets_device = segments.k_offsets_device = tokens.q_offsets;
@@ -86,6 +87,15 @@ void MicroBatch::take_images(const data::Batch& batch) {
     for (const data::Image& image : images_)
         UNSLOTH_CHECK(image.patches() <= sizes.patches, "an image of ", image.patches(), " patches, planned for ",
                       sizes.patches);
+    if (!spec_.vision->tiles) return;
+    auto sight = std::make_shared<ImageSight>(sight_of(*spec_.vision, images_, batch.segments));
+    const TokenBuffers& tokens = activations_->tokens();
+    copy_values(sight->attends, tokens.attends_T);
+    copy_values(sight->adds, tokens.adds_T);
+    inputs_.attends_T = tokens.attends_T;
+    inputs_.adds_T = tokens.adds_T;
+    inputs_.features_full = activations_->vision().features.narrow(0, 0, sight->rows);
+    inputs_.sight = std::move(sight);
 }
 
 /// Where segments share tokens, what a segment attends over lies together in copies of their keys and values.

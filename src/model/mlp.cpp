@@ -37,6 +37,8 @@ Scratch rows_of(const Scratch& scratch, const RowRange& range, const RowRange& o
     some.dz_full = range.of(scratch.dz_full);
     some.dqkv_full = range.of(scratch.dqkv_full);
     some.codes = scratch.codes;
+    some.attention_gate_T = range.of(scratch.attention_gate_T);
+    some.mlp_gate_T = range.of(scratch.mlp_gate_T);
     return some;
 }
 

@@ -10,6 +10,7 @@
 #include "unsloth/core/error.h"
 #include "unsloth/model/embedding_and_head.h"
 #include "unsloth/model/site.h"
+#include "unsloth/model/tile_tower.h"
 #include "unsloth/ops/profiler.h"
 #include "unsloth/ops/rows.h"
 #include "unsloth/spec/finite_sites.h"
@@ -151,7 +152,7 @@ void Model::choose_recording(const Itinerary& actions, std::size_t first, std::s
     for (std::size_t i = first; i < end && actions[i].layer == actions[first].layer; ++i)
         if (pass.has(actions[i])) in_flight.push_back(micro_batches_[place_of(actions[i].micro)].get());
     // A recording would have the places of one micro-batch's images.
-    const bool adds = spec().vision && !spec().vision->deepstack.empty() &&
+    const bool adds = spec().vision && (spec().vision->tiles || !spec().vision->deepstack.empty()) &&
                       std::ranges::any_of(in_flight, [](const MicroBatch* micro) { return !micro->images().empty(); });
     in_flight.empty() || adds ? recorded.choose_none() : recorded.choose(ctx_, in_flight);
 }
@@ -231,10 +232,14 @@ void Model::act(const Action& action, const Pass& pass) {
             break;
     }
     if (offload != nullptr) forward ? offload->before_forward(layer) : offload->before_backward(layer);
-    const weights::LayerWeights& w =
-        network.weight_provider->ready(ctx_, layer, micro.tokens(), pass.scope == PolicyScope::policy);
-    if (forward && pass.purpose == Pass::For::scoring && !left_out.empty() &&
-        left_out.at(static_cast<std::size_t>(layer))) {
+    // Rows without images pass by the layers that see them; the others' products have as many rows as features.
+    const ImageSight* const sight = spec().crosses(layer) ? micro.inputs().sight.get() : nullptr;
+    const bool passes_by = spec().crosses(layer) && sight == nullptr;
+    const int64_t rows = sight != nullptr ? std::max(micro.tokens(), sight->rows) : micro.tokens();
+    const weights::LayerWeights& w = network.weight_provider->ready(ctx_, layer, rows, pass.scope == PolicyScope::policy);
+    const bool is_left_out =
+        pass.purpose == Pass::For::scoring && !left_out.empty() && left_out.at(static_cast<std::size_t>(layer));
+    if (forward && (is_left_out || passes_by)) {
         ops::copy_2d(ctx_, a.layer(layer).x_tD, a.output_of(layer));
         add_image_features(network, micro, layer);
     } else if (forward) {
@@ -244,7 +249,7 @@ void Model::act(const Action& action, const Pass& pass) {
         add_image_features(network, micro, layer);
         if (offload != nullptr) offload->after_forward(layer);
         if (on_module) on_module(cat("model.layers.", layer), a.output_of(layer));
-    } else {
+    } else if (!passes_by) {
         const bool input_gradient = layer > route_.lowest_layer || route_.embedding_backward;
         layer_backward(layer_context(layer, micro, pass.scope), w, a.layer(layer),
                        a.run().layers[static_cast<std::size_t>(layer)].keep, input_gradient);

@@ -5,7 +5,33 @@
 
 namespace unsloth::model {
 
+/// An image has the same buffers whatever its tiles. Its features are there as long as layers read them.
+void ActivationList::tiles(const spec::VisionSpec& tower, const spec::TilesSpec& tiles, VisionBuffers& b) {
+    const int64_t rows = tiles.tower_rows(), c = tower.hidden_size;
+    alike_ = 1;
+    const auto buffer = [&](const char* name, int64_t count, at::ScalarType dtype, at::Tensor& tensor) {
+        add({"tower", name, {count}, dtype, memory::tower}, tensor);
+    };
+    buffer("pixels", tiles.most * tiles.patches() * tower.patch_bytes(), at::kByte, b.bytes);
+    buffer("patches", rows * c, dtype_, b.x);
+    buffer("normed patches", rows * c, dtype_, b.h);
+    buffer("inner values of patches",
+           std::max(rows * std::max(3 * c, tower.intermediate_size), tiles.patches() * tower.patch_bytes()), dtype_,
+           b.wide);
+    buffer("learned positions", rows * 4, at::kInt, b.index);
+    buffer("their shares", rows * 4, at::kFloat, b.share);
+    buffer("layers' outputs", tiles.features() * c * (1 + static_cast<int64_t>(tiles.chosen.size())), dtype_,
+           b.stacked);
+    own({"tower",
+         "image features",
+         {sizes_.image_tokens * tiles.features(), weights::row_stride(spec_.hidden_size + layout_[Group::cross_kv].r)},
+         dtype_,
+         memory::always},
+        b.features);
+}
+
 void ActivationList::vision(const spec::VisionSpec& tower, VisionBuffers& b) {
+    if (tower.tiles) return tiles(tower, *tower.tiles, b);
     const int64_t patches = sizes_.patches, c = tower.hidden_size, f = tower.intermediate_size;
     const int64_t merge = tower.merge * tower.merge, tokens = tower.tokens_of(patches);
     alike_ = 1;

@@ -40,7 +40,17 @@ int64_t products_workspace(const spec::ModelSpec& spec, const weights::LayerLayo
         most = std::max(most, ops::gemm_cpu_workspace(dtype, sizes.tokens, layout[g].n / matrices + layout[g].r,
                                                       layout[g].k + layout[g].r));
     }
-    if (sizes.patches > 0) {
+    if (sizes.patches > 0 && spec.vision->tiles) {
+        const spec::VisionSpec& tower = *spec.vision;
+        const int64_t c = tower.hidden_size, rows = tower.tiles->tower_rows();
+        const int64_t features = c * (1 + static_cast<int64_t>(tower.tiles->chosen.size()));
+        const int64_t inner = std::max({3 * c, tower.intermediate_size, tower.patch_bytes()});
+        const weights::MatrixGroup& keys = layout[Group::cross_kv];
+        most = std::max({most, ops::gemm_cpu_workspace(dtype, rows, inner, c),
+                         ops::gemm_cpu_workspace(dtype, rows, c, inner),
+                         ops::gemm_cpu_workspace(dtype, rows, tower.out_size, features),
+                         ops::gemm_cpu_workspace(dtype, sizes.image_rows(spec), keys.n + keys.r, keys.k + keys.r)});
+    } else if (sizes.patches > 0) {
         const spec::VisionSpec& tower = spec.vision.value();
         const int64_t c = tower.hidden_size, tokens = tower.tokens_of(sizes.patches), merged = tower.merged_size();
         const int64_t inner = (tower.gated_mlp ? 2 : 1) * tower.intermediate_size;

@@ -114,7 +114,7 @@ void fit_to(model::LoadRequest& request, const spec::ModelSpec& spec, data::Batc
         request.sizes.context = std::max(request.sizes.context, cache.context);
     }
     size_for(request.sizes, limits);
-    if (limits.patches > 0 && spec.vision) {
+    if (limits.patches > 0 && spec.vision && !spec.vision->tiles) {
         const int64_t all = limits.image_tokens * spec.vision->merge * spec.vision->merge;
         request.sizes.patches = std::max(limits.patches, std::min(all, tower_patches));
     }

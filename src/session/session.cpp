@@ -56,12 +56,12 @@ OpenedModel open_model(const config::Config& config) {
 }
 
 data::ModelLimits OpenedModel::limits() const {
-    return {file->spec.vocab_size, file->spec.usable_positions(), file->spec.bos_token_id.value_or(-1),
+    return {file->spec.embedding_rows(), file->spec.usable_positions(), file->spec.bos_token_id.value_or(-1),
             file->checkpoint.folder()};
 }
 
 tokenizer::Tokenizer OpenedModel::tokenizer() const {
-    return data::load_run_tokenizer(tokenizer_folder, file->spec.vocab_size);
+    return data::load_run_tokenizer(tokenizer_folder, file->spec.embedding_rows());
 }
 
 std::vector<std::filesystem::path> OpenedModel::tokenizer_files() const {
@@ -69,7 +69,7 @@ std::vector<std::filesystem::path> OpenedModel::tokenizer_files() const {
 }
 
 data::EncoderMaker encoder_maker(const OpenedModel& opened, const config::Config& config) {
-    return data::run_encoder_maker(opened.tokenizer_folder, opened.file->spec.vocab_size, config.data);
+    return data::run_encoder_maker(opened.tokenizer_folder, opened.file->spec.embedding_rows(), config.data);
 }
 
 data::Dataset read_rows(const OpenedModel& opened, const config::Config& config, const data::DatasetOptions& options) {
@@ -113,7 +113,7 @@ config::LoadedConfig with_base(config::LoadedConfig loaded, const engine_api::Na
 PassesPlan plan_passes(const config::LoadedConfig& loaded, const OpenedModel& opened, int64_t tokens, int64_t segments,
                        int64_t head_rows, int64_t fewest_tokens, const placement::CacheSize& cache,
                        const engine_api::NamedFolders& adapters, const weights::AdapterSlots& slots,
-                       const placement::MemoryBudget& beside, int64_t patches) {
+                       const placement::MemoryBudget& beside, const data::Dataset::ImageSizes& images) {
     const at::Device device = ops::choose_device(loaded.config.hardware.device);
     placement::Recipe recipe{.work = placement::Work::passes,
                              .device = device,
@@ -137,8 +137,8 @@ PassesPlan plan_passes(const config::LoadedConfig& loaded, const OpenedModel& op
                        .segments = segments,
                        .longest = tokens,
                        .labels = head_rows,
-                       .patches = patches,
-                       .image_tokens = patches > 0 ? tokens : 0});
+                       .patches = images.patches,
+                       .image_tokens = images.tokens});
     if (cache.in_8_bit && !ops::codes_keys(device, request.dtype, spec.num_heads, spec.num_kv_heads, spec.head_dim))
         throw Error("device.unsupported",
                     cat("--kv_cache_dtype fp8: this GPU's kernels read codes in bfloat16, of heads of 64 or 128 of "
@@ -181,10 +181,10 @@ LoadedModel load(const config::LoadedConfig& loaded, const OpenedModel& opened, 
 LoadedModel load_for_inference(const config::LoadedConfig& loaded, const OpenedModel& opened, int64_t tokens,
                                int64_t segments, int64_t head_rows, int64_t fewest_tokens,
                                const placement::CacheSize& cache, const engine_api::NamedFolders& adapters,
-                               const weights::AdapterSlots& slots, int64_t patches) {
+                               const weights::AdapterSlots& slots, const data::Dataset::ImageSizes& images) {
     return load(loaded, opened,
                 plan_passes(loaded, opened, tokens, segments, head_rows, fewest_tokens, cache, adapters, slots,
-                            /*beside=*/{}, patches));
+                            /*beside=*/{}, images));
 }
 
 }  // namespace unsloth::session

@@ -11,7 +11,7 @@ namespace unsloth::spec {
 namespace {
 
 std::string module_path(const ModelSpec& model, std::size_t layer, Projection p) {
-    return cat("model.", model.stem(), "layers.", layer, ".", path_of(p));
+    return cat("model.", model.stem(), "layers.", layer, ".", model.module_of({static_cast<int>(layer), p}));
 }
 
 /// "q_proj, k_proj, …": of the model's linears.
@@ -260,6 +260,7 @@ std::vector<LayerLora> resolve_lora(const LoraSpec& asked, const ModelSpec& mode
     std::vector<LayerLora> layers(static_cast<std::size_t>(model.num_layers));
     bool any = false;
     for (int64_t layer = 0; layer < model.num_layers; ++layer) {
+        layers[static_cast<std::size_t>(layer)].crosses = model.crosses(layer);
         for (const Projection p : model.projections_of(layer)) {
             const std::string path = module_path(model, static_cast<std::size_t>(layer), p);
             if (!targets.contains(path, layer)) continue;

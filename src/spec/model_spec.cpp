@@ -104,9 +104,15 @@ double mean_intermediate_size(const ModelSpec& spec, int64_t experts) {
 
 }  // namespace
 
-std::string path_of(const LinearId& id) {
+std::string path_of(const LinearId& id, bool crosses) {
+    constexpr std::string_view self = "self_attn.";
     const std::string_view path = path_of(id.projection);
+    if (crosses && path.starts_with(self)) return cat("cross_attn.", path.substr(self.size()));
     return id.expert < 0 ? std::string(path) : cat("mlp.experts.", id.expert, path.substr(path.find('.')));
+}
+
+bool ModelSpec::has_cross_layers() const {
+    return std::ranges::any_of(layers, &LayerSpec::crosses);
 }
 
 bool ModelSpec::has_rope(RopeSpec::Type type) const {

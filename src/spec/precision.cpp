@@ -41,8 +41,10 @@ bool lies_in(std::string_view whole, std::string_view part) {
 
 /// Whether a module below a layer holds weight matrices.
 bool is_part_of_layer(const std::string& below) {
-    return std::any_of(projection_paths.begin(), projection_paths.end(),
-                       [&](std::string_view path) { return lies_in(path, below); });
+    for (int p = 0; p < projection_count; ++p)
+        for (const bool crosses : {false, true})
+            if (lies_in(path_of({.projection = static_cast<Projection>(p)}, crosses), below)) return true;
+    return false;
 }
 
 [[noreturn]] void refuse_key(const std::string& key) {
@@ -105,7 +107,7 @@ int PrecisionMap::Entry::rank(const TensorRule& rule, bool tied) const {
             return rule.role == TensorRole::linear ? 1 : 0;
         case Part::layers:
             if (rule.role != TensorRole::linear || rule.id.layer < first || rule.id.layer > last) return 0;
-            if (!lies_in(path_of(rule.id), below)) return 0;
+            if (!lies_in(path_of(rule.id, rule.hf_name.find(".cross_attn.") != std::string::npos), below)) return 0;
             return last == INT64_MAX ? 2 : 4 + 2 * parts + (first == last ? 1 : 0);
         case Part::embedding:
             return rule.role == TensorRole::embed_tokens ? 3 : 0;

@@ -25,13 +25,15 @@ class TableBuilder {
             if (const std::string_view name = layer_norm_name(spec_, role); !name.empty())
                 add(cat(prefix, name, ".weight"), role, layer, {spec_.hidden_size});
         };
+        const bool crosses = spec_.crosses(layer);
+        const char* const attention = crosses ? "cross_attn" : "self_attn";
         norm(TensorRole::input_norm);
         for (const LinearId& id : spec_.linears_of(layer)) {
-            if (id.projection == Projection::o && spec_.qk_norm) {
+            if (id.projection == Projection::o && (spec_.qk_norm || crosses)) {
                 const bool all = spec_.qk_norm_of_all_heads;
-                add(prefix + "self_attn.q_norm.weight", TensorRole::q_norm, layer,
+                add(cat(prefix, attention, ".q_norm.weight"), TensorRole::q_norm, layer,
                     {all ? spec_.q_size() : spec_.head_dim});
-                add(prefix + "self_attn.k_norm.weight", TensorRole::k_norm, layer,
+                add(cat(prefix, attention, ".k_norm.weight"), TensorRole::k_norm, layer,
                     {all ? spec_.kv_size() : spec_.head_dim});
             }
             add_linear(prefix, id);
@@ -42,6 +44,9 @@ class TableBuilder {
             if (spec_.has_experts(layer)) add_router(cat(prefix, "mlp.", spec_.experts->router), layer);
         }
         norm(TensorRole::mlp_out_norm);
+        if (!crosses) return;
+        add(prefix + "cross_attn_attn_gate", TensorRole::attention_gate, layer, {1});
+        add(prefix + "cross_attn_mlp_gate", TensorRole::mlp_gate, layer, {1});
     }
 
     std::vector<TensorRule> take() { return std::move(table_); }
@@ -53,7 +58,7 @@ class TableBuilder {
     }
 
     void add_linear(const std::string& prefix, LinearId id) {
-        const std::string module = prefix + path_of(id);
+        const std::string module = prefix + spec_.module_of(id);
         const int64_t N = spec_.out_features(id);
         table_.push_back({module + ".weight", TensorRole::linear, id, {N, spec_.in_features(id)}, true});
         if (spec_.has_bias(id.projection)) table_.push_back({module + ".bias", TensorRole::bias, id, {N}, false});
@@ -78,7 +83,8 @@ std::string_view layer_norm_name(const ModelSpec& spec, TensorRole role) {
 std::vector<TensorRule> tensor_table(const ModelSpec& spec) {
     TableBuilder builder(spec);
     const auto name = [&](const char* own) { return spec.stored_name(own); };
-    builder.add(name("model.embed_tokens.weight"), TensorRole::embed_tokens, -1, {spec.vocab_size, spec.hidden_size});
+    builder.add(name("model.embed_tokens.weight"), TensorRole::embed_tokens, -1,
+                {spec.embedding_rows(), spec.hidden_size});
     for (int layer = 0; layer < spec.num_layers; ++layer) builder.add_layer(layer);
     builder.add(name("model.norm.weight"), TensorRole::final_norm, -1, {spec.hidden_size});
     if (!spec.tie_word_embeddings)
@@ -94,10 +100,12 @@ bool is_ignorable_tensor(const ModelSpec& spec, const std::string& hf_name) {
 }
 
 bool is_of_another_part(const ModelSpec& spec, const std::string& hf_name) {
-    const bool before = spec.part_names == PartNames::before;
+    const bool before = spec.part_names == PartNames::before, tiles = spec.vision && spec.vision->tiles;
     const std::vector<std::string_view> parts =
-        before ? std::vector<std::string_view>{"vision_tower.", "multi_modal_projector."}
-               : std::vector<std::string_view>{"visual.", "model.visual."};
+        tiles    ? std::vector<std::string_view>{"vision_model.", "multi_modal_projector.", "model.vision_model.",
+                                                 "model.multi_modal_projector."}
+        : before ? std::vector<std::string_view>{"vision_tower.", "multi_modal_projector."}
+                 : std::vector<std::string_view>{"visual.", "model.visual."};
     return !spec.part_of.empty() &&
            std::ranges::any_of(parts, [&](std::string_view part) { return hf_name.starts_with(part); });
 }

@@ -8,6 +8,61 @@
 namespace unsloth::spec {
 namespace {
 
+/// A tower over tiles, with the projection to the text model's size.
+class TilesTable {
+  public:
+    TilesTable(const VisionSpec& spec, const TilesSpec& tiles) : spec_(spec), tiles_(tiles) {}
+
+    std::vector<VisionTensor> all() {
+        const int64_t c = spec_.hidden_size, p = spec_.patch_size, rows = tiles_.rows();
+        const auto ids = static_cast<int64_t>(tiles_.arrangements.size()) + 1;
+        add("class_embedding", {c});
+        add("patch_embedding.weight", {c, VisionSpec::channels, p, p});
+        add("gated_positional_embedding.embedding", {rows, c});
+        add("gated_positional_embedding.gate", {1});
+        add("gated_positional_embedding.tile_embedding.weight", {ids, tiles_.most * rows * c});
+        for (const char* const where : {"pre", "post"}) {
+            add(cat(where, "_tile_positional_embedding.embedding.weight"), {ids, tiles_.most * c});
+            add(cat(where, "_tile_positional_embedding.gate"), {1});
+        }
+        norm("layernorm_pre"), norm("layernorm_post");
+        for (int64_t layer = 0; layer < spec_.depth; ++layer) block(cat("transformer.layers.", layer, "."));
+        for (int64_t layer = 0; layer < tiles_.global_depth; ++layer) {
+            const std::string block = cat("global_transformer.layers.", layer, ".");
+            this->block(block);
+            add(block + "gate_attn", {1});
+            add(block + "gate_ffn", {1});
+        }
+        const int64_t features = c * (1 + static_cast<int64_t>(tiles_.chosen.size()));
+        tensors_.push_back({"multi_modal_projector.weight", {spec_.out_size, features}});
+        tensors_.push_back({"multi_modal_projector.bias", {spec_.out_size}});
+        return std::move(tensors_);
+    }
+
+  private:
+    void add(const std::string& name, std::vector<int64_t> shape) {
+        tensors_.push_back({"vision_model." + name, std::move(shape)});
+    }
+    void norm(const std::string& module) {
+        add(module + ".weight", {spec_.hidden_size});
+        add(module + ".bias", {spec_.hidden_size});
+    }
+    void block(const std::string& block) {
+        const int64_t c = spec_.hidden_size, f = spec_.intermediate_size;
+        norm(block + "input_layernorm");
+        for (const char* const name : {"q", "k", "v", "o"}) add(cat(block, "self_attn.", name, "_proj.weight"), {c, c});
+        norm(block + "post_attention_layernorm");
+        add(block + "mlp.fc1.weight", {f, c});
+        add(block + "mlp.fc1.bias", {f});
+        add(block + "mlp.fc2.weight", {c, f});
+        add(block + "mlp.fc2.bias", {c});
+    }
+
+    const VisionSpec& spec_;
+    const TilesSpec& tiles_;
+    std::vector<VisionTensor> tensors_;
+};
+
 class VisionTable {
   public:
     explicit VisionTable(const VisionSpec& spec) : spec_(spec) {}
@@ -84,7 +139,20 @@ double vision_operations(const VisionSpec& spec, int64_t patches) {
     return 2 * static_cast<double>(patches) * (weights + 2 * keys * static_cast<double>(spec.hidden_size));
 }
 
+int64_t TilesSpec::arrangement(int64_t height, int64_t width) const {
+    const auto found =
+        std::ranges::find(arrangements, std::array{static_cast<int32_t>(height), static_cast<int32_t>(width)});
+    UNSLOTH_CHECK(found != arrangements.end(), "no arrangement of ", height, " x ", width, " tiles");
+    return found - arrangements.begin() + 1;
+}
+
+bool holds_products(const VisionTensor& tensor) {
+    const std::string_view name = tensor.name;
+    return tensor.shape.size() == 2 && name != "pos_embed.weight" && name.find("embedding") == std::string_view::npos;
+}
+
 std::vector<VisionTensor> vision_tensors(const VisionSpec& spec) {
+    if (spec.tiles) return TilesTable(spec, *spec.tiles).all();
     return VisionTable(spec).all();
 }
 

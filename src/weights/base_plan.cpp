@@ -159,7 +159,7 @@ int BasePlan::widest_bits() const {
 /// What of a tensor this rank has: all of it, but of the layers' matrices.
 spec::MatrixSlice BasePlan::part_of(const formats::TensorSource& source) const {
     if (source.rule.role == spec::TensorRole::linear)
-        for (const Slice& slice : layout_[group_of(source.rule.id)].slices)
+        for (const Slice& slice : layout_[layout_.group_of(source.rule.id)].slices)
             if (slice.projection == source.rule.id.projection) return slice.part;  // experts' are alike
     return {{0, source.rows()}, {0, source.cols()}};
 }

@@ -75,7 +75,7 @@ void DoraNorms::sum_over_slices(ops::Context& ctx, Group g, const at::Tensor& te
 }
 
 at::Tensor DoraNorms::norms(spec::LinearId id) const {
-    const Group g = group_of(id.projection);
+    const Group g = layout_.group_of(id);
     for (const Slice& slice : layout_[g].slices)
         if (slice.projection == id.projection) return of(id.layer, g).base_N.narrow(0, slice.n_begin, slice.n).sqrt();
     return {};

@@ -41,6 +41,19 @@ Group group_of(spec::Projection p) {
     return Group::down;
 }
 
+namespace {
+
+Group crossing_group(spec::Projection p) {
+    return p == spec::Projection::q ? Group::cross_q : Group::cross_kv;
+}
+
+}  // namespace
+
+Group LayerLayout::group_of(const spec::LinearId& id) const {
+    const Group g = weights::group_of(id);
+    return g == Group::qkv && has_crossing(id.layer) ? crossing_group(id.projection) : g;
+}
+
 Group group_of(const spec::LinearId& id) {
     const Group g = group_of(id.projection);
     if (id.expert < 0) return g;
@@ -55,9 +68,9 @@ LayerLayout make_layout(const spec::ModelSpec& spec, const std::vector<spec::Lay
     for (const spec::LayerLora& layer : lora)
         layout.dora = layout.dora ||
                       std::any_of(layer.begin(), layer.end(), [](const auto& adapted) { return adapted.second.dora; });
-    const auto add = [&](const spec::LinearId& id) {
-        auto there = std::ranges::find(layout.groups, group_of(id), &MatrixGroup::group);
-        if (there == layout.groups.end()) there = layout.groups.insert(there, MatrixGroup{group_of(id)});
+    const auto add_to = [&](Group g, const spec::LinearId& id) {
+        auto there = std::ranges::find(layout.groups, g, &MatrixGroup::group);
+        if (there == layout.groups.end()) there = layout.groups.insert(there, MatrixGroup{g});
         MatrixGroup& group = *there;
         const int64_t rank = id.expert < 0 ? padded_rank(lora, id.projection) : 0;
         const spec::MatrixSlice part = spec::slice_of(spec, id, tp);
@@ -66,7 +79,13 @@ LayerLayout make_layout(const spec::ModelSpec& spec, const std::vector<spec::Lay
         group.k = part.columns.size;
         group.r += rank;
     };
+    const auto add = [&](const spec::LinearId& id) { add_to(group_of(id), id); };
     for (const spec::Projection p : spec.linears) add({-1, p});
+    if (spec.has_cross_layers()) {
+        for (const spec::LayerSpec& layer : spec.layers) layout.crosses.push_back(layer.crosses);
+        for (const spec::Projection p : {spec::Projection::q, spec::Projection::k, spec::Projection::v})
+            add_to(crossing_group(p), {-1, p});
+    }
     if (!spec.experts) return layout;
     for (const spec::LayerSpec& layer : spec.layers) layout.has_experts.push_back(layer.experts);
     for (int expert = 0; expert < static_cast<int>(spec.experts->count); ++expert)

@@ -47,21 +47,21 @@ ParameterTable ParameterTable::lora(const spec::ModelSpec& spec, const std::vect
                 const spec::LinearId id{static_cast<int>(layer), p};
                 const spec::LoraModule& module = lora[layer][p];
                 if (module.r == 0 || (kind == Parameter::Kind::magnitude && !module.dora)) continue;
-                const bool within = lora[layer].is_within(p);
+                const bool within = lora[layer].is_within(p), crosses = lora[layer].crosses;
                 const int64_t experts = is_of_experts(p) ? spec.experts->count : 0,
                               each = std::max<int64_t>(1, experts), n = spec.out_features(p);
                 Parameter parameter{kind,
-                                    formats::lora_a_name(id, spec.stem(), within),
+                                    formats::lora_a_name(id, spec.stem(), within, crosses),
                                     spec::TensorRole::linear,
                                     id,
                                     {each * module.r, spec.in_features(p)}};
                 parameter.experts = experts;
                 if (kind == Parameter::Kind::lora_b) {
                     parameter.by_turns = p == spec::Projection::experts_gate_up && spec.experts->transposed;
-                    parameter.name = formats::lora_b_name(id, spec.stem(), within);
+                    parameter.name = formats::lora_b_name(id, spec.stem(), within, crosses);
                     parameter.shape = {each * n, module.r};
                 } else if (kind == Parameter::Kind::magnitude) {
-                    parameter.name = formats::magnitude_name(id, spec.stem());
+                    parameter.name = formats::magnitude_name(id, spec.stem(), crosses);
                     parameter.shape = {n};
                 }
                 table.add(std::move(parameter));
@@ -75,11 +75,12 @@ ParameterTable ParameterTable::lora(const spec::ModelSpec& spec, const std::vect
     for (const std::string& module : modules_to_save) {
         const spec::TensorRole role =
             module == "embed_tokens" ? spec::TensorRole::embed_tokens : spec::TensorRole::lm_head;
-        table.add({Parameter::Kind::base,
-                   formats::saved_module_name(module, spec.stem()),
-                   role,
-                   {},
-                   {spec.vocab_size, spec.hidden_size}});
+        table.add(
+            {Parameter::Kind::base,
+             formats::saved_module_name(module, spec.stem()),
+             role,
+             {},
+             {role == spec::TensorRole::embed_tokens ? spec.embedding_rows() : spec.vocab_size, spec.hidden_size}});
     }
     return table;
 }

@@ -15,6 +15,7 @@ struct VisionBuffer {
     at::ScalarType dtype;
     std::vector<std::string> from;
     at::Tensor* to;
+    std::string gate = {};  ///< the values are multiplied by this tensor's tanh; empty: by nothing
 };
 
 /// Every tensor of the weights with its buffer: what is planned and what is loaded follow from this list.
@@ -23,9 +24,21 @@ class VisionList {
     VisionList(const spec::VisionSpec& spec, at::ScalarType dtype, VisionWeights& weights)
         : spec_(spec), dtype_(dtype) {
         for (const spec::VisionTensor& tensor : spec::vision_tensors(spec)) shapes_.emplace(tensor.name, tensor.shape);
-        add(weights.patch_CK, {"patch_embed.proj.weight"}, dtype);
-        if (spec.patch_bias) add(weights.patch_bias_C, {"patch_embed.proj.bias"}, dtype);
-        if (spec.position_side > 0) add(weights.positions_NC, {"pos_embed.weight"}, dtype);
+        buffers_.push_back({"values of bytes", {spec::VisionSpec::channels, 256}, at::kFloat, {}, &weights.value_CB});
+        if (spec.tiles)
+            tiles(*spec.tiles, weights);
+        else
+            patches(weights);
+    }
+
+    const std::vector<VisionBuffer>& buffers() const { return buffers_; }
+
+  private:
+    void patches(VisionWeights& weights) {
+        const spec::VisionSpec& spec = spec_;
+        add(weights.patch_CK, {"patch_embed.proj.weight"}, dtype_);
+        if (spec.patch_bias) add(weights.patch_bias_C, {"patch_embed.proj.bias"}, dtype_);
+        if (spec.position_side > 0) add(weights.positions_NC, {"pos_embed.weight"}, dtype_);
         weights.blocks.resize(static_cast<std::size_t>(spec.depth));
         for (std::size_t i = 0; i < weights.blocks.size(); ++i) block(cat("blocks.", i, "."), weights.blocks[i]);
         merger("merger.", weights.merger);
@@ -33,19 +46,15 @@ class VisionList {
         for (std::size_t i = 0; i < weights.deepstack.size(); ++i)
             merger(cat("deepstack_merger_list.", i, "."), weights.deepstack[i]);
         const int64_t pairs = spec.head_dim() / 2;
-        buffers_.push_back({"values of bytes", {spec::VisionSpec::channels, 256}, at::kFloat, {}, &weights.value_CB});
         buffers_.push_back({"inverse frequencies of patches", {pairs}, at::kFloat, {}, &weights.inv_freq_p});
         buffers_.push_back({"axes of patches", {pairs}, at::kInt, {}, &weights.axis_p});
     }
-
-    const std::vector<VisionBuffer>& buffers() const { return buffers_; }
-
-  private:
     void add(at::Tensor& to, std::vector<std::string> from, at::ScalarType dtype) {
         std::vector<int64_t> shape = shapes_.at(from.front());
         for (std::size_t i = 1; i < from.size(); ++i) shape[0] += shapes_.at(from[i])[0];
         for (; shape.size() > 2; shape.pop_back()) shape[shape.size() - 2] *= shape.back();
-        buffers_.push_back({"visual." + from.front(), std::move(shape), dtype, std::move(from), &to});
+        buffers_.push_back(
+            {(spec_.tiles ? "" : "visual.") + from.front(), std::move(shape), dtype, std::move(from), &to});
     }
     void linear(VisionLinear& to, const std::vector<std::string>& modules) {
         std::vector<std::string> weights, biases;
@@ -70,6 +79,47 @@ class VisionList {
         else
             linear(to.in, {name + "mlp.linear_fc1"});
         linear(to.out, {name + (spec_.gated_mlp ? "mlp.down_proj" : "mlp.linear_fc2")});
+    }
+    void tiles(const spec::TilesSpec& tiles, VisionWeights& weights) {
+        const std::string root = "vision_model.", learned = root + "gated_positional_embedding.";
+        add(weights.patch_CK, {root + "patch_embedding.weight"}, dtype_);
+        const auto ids = static_cast<int64_t>(tiles.arrangements.size()) + 1;
+        const int64_t rows = tiles.rows() + ids * tiles.most * (tiles.rows() + 2) + 1;
+        buffers_.push_back({"places of tiles",
+                            {rows, spec_.hidden_size},
+                            dtype_,
+                            {learned + "embedding", learned + "tile_embedding.weight", root + "class_embedding",
+                             root + "pre_tile_positional_embedding.embedding.weight",
+                             root + "post_tile_positional_embedding.embedding.weight"},
+                            &weights.places_NC});
+        norm(weights.norm_pre, root + "layernorm_pre");
+        norm(weights.norm_post, root + "layernorm_post");
+        weights.blocks.resize(static_cast<std::size_t>(spec_.depth));
+        for (std::size_t i = 0; i < weights.blocks.size(); ++i)
+            tile_block(cat(root, "transformer.layers.", i, "."), weights.blocks[i]);
+        weights.global_blocks.resize(static_cast<std::size_t>(tiles.global_depth));
+        for (std::size_t i = 0; i < weights.global_blocks.size(); ++i) {
+            const std::string name = cat(root, "global_transformer.layers.", i, ".");
+            const std::size_t first = buffers_.size();
+            tile_block(name, weights.global_blocks[i]);
+            for (std::size_t b = first; b < buffers_.size(); ++b) {
+                const at::Tensor* const to = buffers_[b].to;
+                const VisionBlock& block = weights.global_blocks[i];
+                if (to == &block.proj.weight_NK) buffers_[b].gate = name + "gate_attn";
+                if (to == &block.out.weight_NK || to == &block.out.bias_N) buffers_[b].gate = name + "gate_ffn";
+            }
+        }
+        linear(weights.projector, {"multi_modal_projector"});
+    }
+    void tile_block(const std::string& name, VisionBlock& to) {
+        norm(to.norm1, name + "input_layernorm");
+        std::vector<std::string> qkv;
+        for (const char* const part : {"q", "k", "v"}) qkv.push_back(cat(name, "self_attn.", part, "_proj.weight"));
+        add(to.qkv.weight_NK, std::move(qkv), dtype_);
+        add(to.proj.weight_NK, {name + "self_attn.o_proj.weight"}, dtype_);
+        norm(to.norm2, name + "post_attention_layernorm");
+        linear(to.in, {name + "mlp.fc1"});
+        linear(to.out, {name + "mlp.fc2"});
     }
     void merger(const std::string& name, VisionMerger& to) {
         norm(to.norm, name + (spec_.gated_mlp ? "ln_q" : "norm"));
@@ -109,6 +159,14 @@ void fill_rotation(const spec::VisionSpec& spec, const VisionWeights& weights) {
     weights.axis_p.copy_(axes);
 }
 
+/// A feature of the chosen layers lies beside the same of the others: column j of number i is C + j n + i. Here each
+/// layer's are together.
+void order_by_layers(const spec::VisionSpec& spec, const at::Tensor& weight_NK) {
+    const auto chosen = static_cast<int64_t>(spec.tiles->chosen.size());
+    const at::Tensor part = weight_NK.narrow(1, spec.hidden_size, chosen * spec.hidden_size);
+    part.copy_(part.unflatten(1, {spec.hidden_size, chosen}).transpose(1, 2).flatten(1).clone());
+}
+
 }  // namespace
 
 void VisionWeights::plan(const spec::VisionSpec& spec, at::ScalarType dtype, memory::Plan& resident) {
@@ -125,6 +183,11 @@ VisionWeights VisionWeights::load(const spec::VisionSpec& spec, at::ScalarType d
     const std::vector<spec::VisionTensor> tensors = spec::vision_tensors(spec);
     UNSLOTH_CHECK(sources.size() == tensors.size(), sources.size(), " tensors of a tower of ", tensors.size());
     for (std::size_t i = 0; i < sources.size(); ++i) by_name.emplace(tensors[i].name, &sources[i]);
+    const auto gate_of = [&](const std::string& name) {
+        float value = 0;
+        by_name.at(name)->read_f32(&value);
+        return std::tanh(value);
+    };
     VisionWeights weights;
     const VisionList list(spec, dtype, weights);
     for (const VisionBuffer& buffer : list.buffers()) {
@@ -132,15 +195,24 @@ VisionWeights VisionWeights::load(const spec::VisionSpec& spec, at::ScalarType d
         int64_t row = 0;
         for (const std::string& name : buffer.from) {
             const formats::TensorSource& source = *by_name.at(name);
-            const at::Tensor values = at::empty(source.rule.shape, at::kFloat);
+            at::Tensor values = at::empty(source.rule.shape, at::kFloat);
             source.read_f32(values.mutable_data_ptr<float>());
+            if (buffer.shape.size() == 2) values = values.view({-1, buffer.shape[1]});
+            if (!buffer.gate.empty()) values.mul_(gate_of(buffer.gate));
             buffer.to->narrow(0, row, values.size(0)).copy_(values);
             row += values.size(0);
             source.drop();
         }
     }
     weights.value_CB.copy_(values_of_bytes(spec));
-    fill_rotation(spec, weights);
+    if (!spec.tiles) {
+        fill_rotation(spec, weights);
+        return weights;
+    }
+    weights.place_gate = gate_of("vision_model.gated_positional_embedding.gate");
+    weights.before_gate = gate_of("vision_model.pre_tile_positional_embedding.gate");
+    weights.behind_gate = gate_of("vision_model.post_tile_positional_embedding.gate");
+    order_by_layers(spec, weights.projector.weight_NK);
     return weights;
 }
 

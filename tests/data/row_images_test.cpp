@@ -118,6 +118,19 @@ TEST_F(RowImages, LlavaRowsAndPathsBesideTheFile) {
         EXPECT_EQ(row.labels[t], row.ids[t] == model.options.vision->image_token ? ignore_label : row.ids[t]) << t;
 }
 
+/// It has an embedding, and no logit.
+TEST_F(RowImages, TheTokenOfTilesIsNeverLearnt) {
+    const toy::Folder folder;
+    VisionModel model("mllama");
+    const int32_t token = model.options.vision->image_token;
+    model.options.vocab_size = token + 8;
+    const auto ids = folder.write("ids.jsonl", cat(R"({"input_ids": [1, )", token, ", 5, 7]}\n"));
+    EXPECT_EQ(model.load(ids).sample(0).ids, (std::vector<int32_t>{1, token, 5, 7}));
+    EXPECT_EQ(model.load(ids).sample(0).labels, (std::vector<int32_t>{1, ignore_label, 5, 7}));
+    const auto others = folder.write("others.jsonl", cat(R"({"input_ids": [1, )", token + 1, ", 5, 7]}\n"));
+    EXPECT_THROW(model.load(others), Error);
+}
+
 TEST_F(RowImages, WhatCannotBeReadIsRefusedWithItsRow) {
     const toy::Folder folder;
     VisionModel model("qwen3_vl");

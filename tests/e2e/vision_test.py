@@ -1,5 +1,5 @@
-"""Rows with images: a small Qwen3-VL and a Qwen2.5-VL are trained, scored and merged from files alone, as transformers and
-PEFT did, and answer about images; what does not go with images is refused by name."""
+"""Rows with images: a small Qwen3-VL, Qwen2.5-VL and Llama 3.2 Vision are trained, scored and merged from files alone, as
+transformers and PEFT did. The first two answer about images. What does not go with images is refused by name."""
 
 import base64
 import concurrent.futures
@@ -10,7 +10,8 @@ import shutil
 from serve_test import Served
 from support import FP32, GOLDEN, LEGAL_BASE, OK, EndToEnd, main, read_rows, write_rows
 
-FAMILIES = ("qwen3_vl", "qwen2_5_vl")
+FAMILIES = ("qwen3_vl", "qwen2_5_vl", "mllama")
+ANSWERING = ("qwen3_vl", "qwen2_5_vl")
 ANSWERED = ("--max_new_tokens", "40")
 
 
@@ -64,9 +65,14 @@ class Vision(Seeing):
             self.assertLess(last["eval_loss"], first["eval_loss"])
 
     def test_scores_and_merges_see_the_images(self):
-        folder, adapter, rows, _ = self.family("qwen3_vl")
+        for name in ("qwen3_vl", "mllama"):
+            with self.subTest(name):
+                self.score_and_merge(name)
+
+    def score_and_merge(self, name):
+        folder, adapter, rows, _ = self.family(name)
         with_adapter = self.score(folder, rows, "--adapter_name_or_path", adapter)
-        merged = self.folder / "merged"
+        merged = self.folder / name / "merged"
         self.succeed(
             "merge", "--adapter", adapter, "--base", folder, "--out", merged, "--dtype", "fp32", "--verify", rows
         )
@@ -96,6 +102,12 @@ class Vision(Seeing):
         self.fail_with(
             "export.unsupported", "sees images", "export", "gguf", "--model", folder, "--out", self.folder / "m.gguf"
         )
+        folder, adapter, rows, _ = self.family("mllama")
+        arguments = self.train_arguments(folder, rows, "--max_steps", 1)
+        self.fail_with("option.unsupported", "lora.use_dora", "train", *arguments, "--use_dora", "true")
+        self.fail_with(
+            "export.unsupported", "sees images", "export", "gguf", "--model", folder, "--out", self.folder / "l.gguf"
+        )
 
 
 class Answers(Seeing):
@@ -115,7 +127,7 @@ class Answers(Seeing):
         self.assertTrue(count == len(expected["ids"]) or expected["ids"][count] in (0, 2), "it ended of itself")
 
     def test_are_those_of_transformers(self):
-        for name in FAMILIES:
+        for name in ANSWERING:
             folder, _, rows, _ = self.family(name)
             expected = self.answers(name)
             prompts = [{k: v for k, v in one.items() if k in ("messages", "images") and v} for one in expected]

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "train/support.h"
+#include "unsloth/train/step.h"
 
 namespace unsloth::test {
 
@@ -96,6 +97,146 @@ inline at::Tensor logits_of_row(model::Model& model, const data::Sample& row) {
     model.score(
         batch, [&](int64_t, const at::Tensor& logits_CV) { chunks.push_back(logits_CV.to(at::kFloat).cpu().clone()); });
     return at::cat(chunks);
+}
+
+/// A run over the set's batches.
+struct SeenCourse {
+    std::vector<double> losses, norms;
+    Tensors first_gradients, final_values;
+    std::vector<int64_t> labels;
+};
+
+struct SeenRun {
+    model::LoadRequest request;
+    std::vector<data::StepBatch> steps;
+    std::vector<double> rates;
+};
+
+inline SeenCourse run_steps(const fs::path& folder, const SeenRun& run) {
+    const LoadedModel loaded = load_model(folder, run.request);
+    train::Stepper stepper(*loaded.ctx, *loaded.model, train::StepSettings{.max_grad_norm = 1.0, .seed = 5});
+    SeenCourse course;
+    for (std::size_t i = 0; i < run.steps.size(); ++i) {
+        stepper.issue(run.steps[i], static_cast<int64_t>(i) + 1, run.rates[i]);
+        const auto result = stepper.take(/*must=*/true);
+        course.losses.push_back(result->outcome.loss);
+        course.norms.push_back(result->outcome.grad_norm);
+        course.labels.push_back(result->labels);
+        if (i == 0) course.first_gradients = copy_gradients(*loaded->parameters());
+    }
+    course.final_values = copy_values(*loaded->parameters());
+    return course;
+}
+
+/// The set's own run. Rows: SeenRows, or what has their `set` and `sample`.
+template <class Rows>
+SeenRun reference_run(const Rows& rows, model::LoadRequest request) {
+    const fs::path lora = rows.set / "lora";
+    SeenRun run{std::move(request), {}, {}};
+    run.request.adapter = unpacked(lora / "initial").string();
+    run.request.trains = run.request.sizes.training = true;
+    run.request.optim = config::Optimizer::adamw_torch;
+    int64_t number = 0;
+    for (const auto& step : read_json(unpacked(lora) / "batches.json")) {
+        data::StepBatch batch;
+        for (const auto& micro : step) {
+            std::vector<data::Sample> samples;
+            for (const auto& row : micro) samples.push_back(rows.sample(row, number++));
+            batch.micro.push_back(data::make_batch(samples));
+            batch.labels += batch.micro.back().labels;
+            batch.tokens += batch.micro.back().tokens();
+            batch.rows += static_cast<int64_t>(samples.size());
+        }
+        run.steps.push_back(std::move(batch));
+    }
+    const nlohmann::json metrics = read_json(unpacked(lora) / "metrics.json");
+    for (const auto& step : metrics["steps"]) run.rates.push_back(step["lr"]);
+    return run;
+}
+
+/// Eight steps against the set's: losses, norms, first gradients where it has them, and the adapter in the end.
+template <class Rows>
+void expect_trains_as_reference(const Rows& rows, const fs::path& model, model::LoadRequest request) {
+    const fs::path lora = rows.set / "lora";
+    const nlohmann::json metrics = read_json(unpacked(lora) / "metrics.json");
+    const nlohmann::json &steps = metrics["steps"], &tolerance = metrics["tolerance"];
+    const SeenCourse course = run_steps(model, reference_run(rows, std::move(request)));
+    double loss_off = 0, norm_off = 0, gradient_off = 0, final_off = 0;
+    for (std::size_t i = 0; i < steps.size(); ++i) {
+        const auto norm = steps[i]["grad_norm"].get<double>();
+        EXPECT_EQ(course.labels[i], steps[i]["tokens"].get<int64_t>());
+        loss_off = std::max(loss_off, std::abs(course.losses[i] - steps[i]["loss"].get<double>()));
+        norm_off = std::max(norm_off, std::abs(course.norms[i] - norm) / norm);
+    }
+    const auto compare = [&](const fs::path& file, const Tensors& got, double& off) {
+        const Tensors expected = read_tensors(file);
+        ASSERT_EQ(expected.size(), got.size());
+        for (const auto& [name, tensor] : expected) off = std::max(off, relative_frobenius(got.at(name), tensor));
+    };
+    if (const fs::path file = unpacked(lora) / "gradients_step1.safetensors"; fs::exists(file))
+        compare(file, course.first_gradients, gradient_off);
+    if (fs::exists(lora / "final"))
+        compare(unpacked(lora / "final") / "adapter_model.safetensors", course.final_values, final_off);
+    EXPECT_LE(loss_off, tolerance["loss_max_abs"].get<double>());
+    EXPECT_LE(norm_off, tolerance["grad_norm_max_rel"].get<double>());
+    EXPECT_LE(gradient_off, 20 * metrics["spread"]["fp64"]["first_grad_max_rel_frobenius"].get<double>());
+    EXPECT_LE(final_off, tolerance["final_max_rel_frobenius"].get<double>());
+    std::cout << rows.set.filename().string() << ": losses off by " << loss_off << ", norms " << norm_off
+              << ", gradients " << gradient_off << ", adapter " << final_off << "\n";
+}
+
+/// A set's run from rows and image files, as a user starts it, below `folder`.
+inline Flags flags_from_files(const ScratchFolder& folder, const std::string& family, const fs::path& set,
+                              const fs::path& model, const std::string& device) {
+    fs::create_directories(folder / "model");
+    for (const fs::path& from : {model, golden("images/" + family + "/saved")})
+        for (const auto& entry : fs::directory_iterator(from))
+            fs::copy_file(entry.path(), folder / "model" / entry.path().filename().string(),
+                          fs::copy_options::overwrite_existing);
+    fs::copy(golden("images/images"), folder / "images");
+    unpack(set / "lora/rows.jsonl", folder / "rows.jsonl");
+    return {"--model.path",
+            (folder / "model").string(),
+            "--model.adapter_name_or_path",
+            unpacked(set / "lora/initial").string(),
+            "--model.load_in_4bit",
+            "false",
+            "--hardware.device",
+            device,
+            "--data.train_file",
+            (folder / "rows.jsonl").string(),
+            "--training.output_dir",
+            (folder / "out").string(),
+            "--training.per_device_train_batch_size",
+            "2",
+            "--training.gradient_accumulation_steps",
+            "2",
+            "--training.max_steps",
+            "8",
+            "--training.learning_rate",
+            "0.001",
+            "--training.lr_scheduler_type",
+            "cosine",
+            "--training.warmup_steps",
+            "2",
+            "--training.weight_decay",
+            "0.01",
+            "--training.max_grad_norm",
+            "1.0"};
+}
+
+/// Of such a run labels and losses are the set's.
+inline void expect_trains_as_reference(const fs::path& set, const Flags& flags) {
+    const nlohmann::json metrics = read_json(unpacked(set / "lora") / "metrics.json");
+    const Course course = train_all(make_config(flags));
+    ASSERT_EQ(course.steps.size(), metrics["steps"].size());
+    for (std::size_t i = 0; i < course.steps.size(); ++i) {
+        const nlohmann::json& step = metrics["steps"][i];
+        EXPECT_EQ(course.steps[i].labels, step["tokens"].get<int64_t>()) << i;
+        EXPECT_NEAR(course.steps[i].outcome.loss, step["loss"].get<double>(),
+                    metrics["tolerance"]["loss_max_abs"].get<double>())
+            << i;
+    }
 }
 
 }  // namespace unsloth::test

@@ -118,6 +118,7 @@ class RowFormatter {
     EncodedRow encode_prompt_completion(const nlohmann::ordered_json& row, std::vector<bool>& learnt) const;
     EncodedRow encode_conversation(WeightedConversation row, std::vector<bool>& learnt) const;
     FormattedRow encoded(EncodedRow row, const std::vector<bool>& learnt = {}) const;
+    void check_all_ids(FormattedRow& row, bool from_tokenizer) const;
     RowFormatter without_bounds() const;  ///< of lengths
     void shorten_prompts(std::initializer_list<FormattedRow*> answers) const;
     void finish(FormattedRow& row) const;

@@ -32,11 +32,11 @@ std::string write_peft_config(const PeftConfig& config);
 /// "base_model.model.model.layers.{i}.{path}.lora_A.weight" [r, K] and "….lora_B.weight" [N, r].
 /// `stem`: ModelSpec::stem(), which a part of another model has before "layers" and "embed_tokens". Of a layer's
 /// experts A is [E r, K], each one's rows in turn, and B [N, r E], the experts innermost; they are of the module of
-/// experts, or, `within`, of its "base_layer" (LayerLora::is_within).
-std::string lora_a_name(spec::LinearId id, std::string_view stem = {}, bool within = false);
-std::string lora_b_name(spec::LinearId id, std::string_view stem = {}, bool within = false);
+/// experts, or, `within`, of its "base_layer" (LayerLora::is_within). `crosses`: the layer's attention is cross_attn.
+std::string lora_a_name(spec::LinearId id, std::string_view stem = {}, bool within = false, bool crosses = false);
+std::string lora_b_name(spec::LinearId id, std::string_view stem = {}, bool within = false, bool crosses = false);
 /// DoRA's "….lora_magnitude_vector" [N].
-std::string magnitude_name(spec::LinearId id, std::string_view stem = {});
+std::string magnitude_name(spec::LinearId id, std::string_view stem = {}, bool crosses = false);
 /// For "embed_tokens" and "lm_head" [V, D]: "base_model.model.model.embed_tokens.weight",
 /// "base_model.model.lm_head.weight".
 std::string saved_module_name(const std::string& module, std::string_view stem = {});
@@ -53,12 +53,13 @@ struct Adapter {
     SafetensorsFile file;
     std::string stem = {};  ///< ModelSpec::stem() of the model that it fits
 
-    const TensorView& a(spec::LinearId id) const { return file.at(lora_a_name(id, stem, is_within(id))); }
-    const TensorView& b(spec::LinearId id) const { return file.at(lora_b_name(id, stem, is_within(id))); }
+    const TensorView& a(spec::LinearId id) const { return file.at(lora_a_name(id, stem, is_within(id), crosses(id))); }
+    const TensorView& b(spec::LinearId id) const { return file.at(lora_b_name(id, stem, is_within(id), crosses(id))); }
     bool is_within(spec::LinearId id) const {
         return layers[static_cast<std::size_t>(id.layer)].is_within(id.projection);
     }
-    const TensorView& magnitude(spec::LinearId id) const { return file.at(magnitude_name(id, stem)); }
+    bool crosses(spec::LinearId id) const { return layers[static_cast<std::size_t>(id.layer)].crosses; }
+    const TensorView& magnitude(spec::LinearId id) const { return file.at(magnitude_name(id, stem, crosses(id))); }
     const TensorView& saved_module(const std::string& module) const { return file.at(saved_module_name(module, stem)); }
     /// "embed_tokens" or "lm_head" [V, D] that is stored, though modules_to_save does not name it; nullptr: it is not.
     const TensorView* stand_in(const std::string& module) const;

@@ -36,6 +36,11 @@ inline int64_t expert_stride(int64_t columns, int64_t r) {
     return r > 0 ? weights::row_stride(columns + r) : columns;
 }
 
+/// Of a layer that crosses: keys and values of S image features, the keys normed, and what these were before.
+struct CrossSaved {
+    at::Tensor kv_SN, k_raw_SN, rstd_k_SK;
+};
+
 /// What a layer's forward leaves for its backward. What a layer does not keep (spec/keep.h) is one buffer that all
 /// layers share.
 struct LayerSaved {
@@ -43,9 +48,10 @@ struct LayerSaved {
                       ///< where this rank sends it
     at::Tensor rstd1_t;
     at::Tensor u_qkv_TR;   ///< x·Aᵀ of the qkv group
-    at::Tensor qk_raw_TN;  ///< q and k before their norm; undefined without qk_norm
+    at::Tensor qk_raw_TN;  ///< q and k before their norm, of a layer that crosses q; undefined without norms
     at::Tensor rstd_q_TH, rstd_k_TK;
-    at::Tensor qkv_TN;  ///< after RoPE
+    at::Tensor qkv_TN;  ///< after RoPE; of a layer that crosses q
+    CrossSaved cross;   ///< undefined in other layers
     at::Tensor lse;     ///< opaque to all but attention
     at::Tensor o_full;  ///< [T, Nq + R]: attention's output and its x·Aᵀ
     at::Tensor mid_tD;  ///< the residual stream after attention
@@ -84,6 +90,9 @@ struct Scratch {
     at::Tensor rows_T, out_T, v_T, dweights_Tk, drouter_TE;
     at::Tensor dweights_TE;  ///< fp32: of experts with biases, what these add to the gradients of any expert's weight
     BalanceBuffers balance;
+    /// Of layers that cross, fp32 [T]: what each token gets of what attention and the MLP add. And the gradients of
+    /// keys and values of image features, [S, N + R].
+    at::Tensor attention_gate_T, mlp_gate_T, dkv_full;
 };
 
 /// The lm_head's buffers; n rows have a target.
@@ -102,13 +111,15 @@ struct HeadBuffers {
 /// What a tower computes with, some images at a time: P patches of C values, up to F in its MLPs. All flat: views are
 /// of the image at hand. Undefined where no images are planned for.
 struct VisionBuffers {
-    at::Tensor bytes;                   ///< uint8: the patches' pixels
-    at::Tensor x, h, wide;              ///< residual stream; norm and attention outputs; qkv, and an MLP's inner values
-    at::Tensor rstd;                    ///< fp32, of RMSNorm
-    at::Tensor index, share;            ///< int32 and fp32 [P, 4]: learned positions; undefined without
-    at::Tensor positions, cos, sin;     ///< int32 [P, 2], fp32 [P, d / 2]: of the rotation
-    at::Tensor tokens;                  ///< int32: the image's tokens in the tower's order
-    at::Tensor features;                ///< [most image tokens, D] of a micro-batch
+    at::Tensor bytes;                ///< uint8: the patches' pixels
+    at::Tensor x, h, wide;           ///< residual stream; norm and attention outputs; qkv, and an MLP's inner values
+    at::Tensor rstd;                 ///< fp32, of RMSNorm
+    at::Tensor index, share;         ///< int32 and fp32 [P, 4]: learned positions; undefined without
+    at::Tensor positions, cos, sin;  ///< int32 [P, 2], fp32 [P, d / 2]: of the rotation
+    at::Tensor tokens;               ///< int32: the image's tokens in the tower's order
+    at::Tensor
+        stacked;  ///< of a tower over tiles: outputs of its last layer and of the chosen ones, one beside another
+    at::Tensor features;                ///< [most image tokens, D] of a micro-batch; with tiles [most rows, D + R]
     std::vector<at::Tensor> deepstack;  ///< the same for VisionSpec::deepstack; each micro-batch's own
 };
 
@@ -125,6 +136,7 @@ struct RopeTable {
 struct TokenBuffers {
     at::Tensor ids_T, positions_T, row_T, offset_T;  ///< int32; the last two undefined without dropout and noise
     at::Tensor axes;                                 ///< int32, flat [T, 3]; undefined without M-RoPE
+    at::Tensor attends_T, adds_T;                    ///< fp32: ImageSight's; undefined where no layer crosses to images
     at::Tensor noise_T;                              ///< fp32: its magnitude; undefined without noise
     at::Tensor target_index_n, target_ids_n;         ///< int32, of the most rows with a target
     at::Tensor target_places;                        ///< int32 [T copies]: where each token is among them, or -1
@@ -182,6 +194,10 @@ struct ActivationSizes {
     bool trains_embedding = false;
     bool deterministic = false;
 
+    /// Of a model whose layers cross: rows of the most image features of a micro-batch.
+    int64_t image_rows(const spec::ModelSpec& spec) const {
+        return patches > 0 && spec.vision && spec.vision->tiles ? image_tokens * spec.vision->tiles->features() : 0;
+    }
     int64_t longest_context() const { return context > 0 ? context : cache_tokens; }
 };
 

@@ -56,12 +56,12 @@ struct PassesPlan {
 };
 /// Passes have from `fewest_tokens` to `tokens` tokens. `adapters`: that generation's rows choose among, instead of the
 /// configuration's one; `slots`: places for such, to be filled later. `beside`: bytes that the caller will hold beside
-/// the model. `patches`: of the largest image in rows; 0: rows have none. Reads no weights; the plan may exceed its
-/// budget.
+/// the model. `images`: of the largest image in rows, and most image tokens of a pass; zeros: rows have none. Reads no
+/// weights; the plan may exceed its budget.
 PassesPlan plan_passes(const config::LoadedConfig& loaded, const OpenedModel& opened, int64_t tokens, int64_t segments,
                        int64_t head_rows, int64_t fewest_tokens, const placement::CacheSize& cache = {},
                        const engine_api::NamedFolders& adapters = {}, const weights::AdapterSlots& slots = {},
-                       const placement::MemoryBudget& beside = {}, int64_t patches = 0);
+                       const placement::MemoryBudget& beside = {}, const data::Dataset::ImageSizes& images = {});
 
 struct LoadedModel {
     std::unique_ptr<ops::Context> ctx;
@@ -73,7 +73,7 @@ LoadedModel load(const config::LoadedConfig& loaded, const OpenedModel& opened, 
 LoadedModel load_for_inference(const config::LoadedConfig& loaded, const OpenedModel& opened, int64_t tokens,
                                int64_t segments, int64_t head_rows, int64_t fewest_tokens,
                                const placement::CacheSize& cache = {}, const engine_api::NamedFolders& adapters = {},
-                               const weights::AdapterSlots& slots = {}, int64_t patches = 0);
+                               const weights::AdapterSlots& slots = {}, const data::Dataset::ImageSizes& images = {});
 
 /// The configuration of answers by adapters alone: their base is what the first was trained on, positions are scaled as
 /// they were in training. usage Error, with an adapter's name, where they were scaled differently.

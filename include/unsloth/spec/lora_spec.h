@@ -55,6 +55,7 @@ class LayerLora {
     bool is_within(Projection p) const {
         return p == Projection::experts_gate_up && (*this)[Projection::experts_down].r > 0;
     }
+    bool crosses = false;  ///< LayerSpec::crosses: its attention's modules are below cross_attn
     /// In the order of Projection.
     auto begin() const { return modules_.begin(); }
     auto end() const { return modules_.end(); }

@@ -62,8 +62,8 @@ struct LinearId {
     int expert = -1;  ///< of an MLP of several experts; -1: of no expert
     auto operator<=>(const LinearId&) const = default;
 };
-/// As path_of(Projection), or "mlp.experts.{e}.gate_proj", …
-std::string path_of(const LinearId& id);
+/// As path_of(Projection), or "mlp.experts.{e}.gate_proj", …; of a layer that `crosses` "cross_attn.q_proj", …
+std::string path_of(const LinearId& id, bool crosses = false);
 
 /// Rotary position embedding as transformers' modeling_rope_utils computes it.
 struct RopeSpec {
@@ -118,6 +118,9 @@ struct LayerSpec {
     static constexpr int no_rope = -1;
     int rope = 0;          ///< its place in ModelSpec::ropes; no_rope: queries and keys are not rotated
     bool experts = false;  ///< its MLP is that of ModelSpec::experts
+    /// Its keys and values are of image features (VisionSpec::tiles), normed as its queries are, and what it adds is
+    /// multiplied by gates. Tokens of a row without images pass it by.
+    bool crosses = false;
     bool operator==(const LayerSpec&) const = default;
 };
 
@@ -142,6 +145,7 @@ struct ModelSpec {
     int64_t num_kv_heads = 0;          ///< K heads; divides num_heads
     int64_t head_dim = 0;              ///< d; even
     int64_t vocab_size = 0;            ///< V
+    int64_t extra_embeddings = 0;      ///< ids from V on that have an embedding, and no row of lm_head
     int64_t max_position_embeddings = 0;
     double rms_norm_eps = 1e-6;
     std::vector<RopeSpec> ropes = {RopeSpec()};  ///< the first: of layers with full attention
@@ -174,6 +178,11 @@ struct ModelSpec {
 
     int64_t q_size() const { return num_heads * head_dim; }
     int64_t kv_size() const { return num_kv_heads * head_dim; }
+    int64_t embedding_rows() const { return vocab_size + extra_embeddings; }
+    bool crosses(int64_t layer) const { return layers.at(static_cast<std::size_t>(layer)).crosses; }
+    bool has_cross_layers() const;
+    /// The path of a layer's matrix below model.layers.{i}: as path_of, of a layer that crosses "cross_attn.q_proj", …
+    std::string module_of(const LinearId& id) const { return path_of(id, crosses(id.layer)); }
     /// Rows N of a projection's weight [N, K]; of experts_gate_up and experts_down those of each expert.
     int64_t out_features(Projection p) const;
     /// Columns K of a projection's weight [N, K].

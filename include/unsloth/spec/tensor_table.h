@@ -26,6 +26,8 @@ enum class TensorRole : uint8_t {
     router,              ///< [E, D], which gives experts their tokens: 16/32-bit, and computed with so
     router_bias,         ///< [E], of its logits
     sinks,               ///< [H], logits that take part in attention's softmax without a value
+    attention_gate,      ///< [1], of a layer that crosses: what attention adds is multiplied by its tanh
+    mlp_gate,            ///< [1], the same of the MLP
 };
 
 /// Vectors that are held and computed with in fp32.
@@ -34,7 +36,8 @@ constexpr bool is_vector(TensorRole role) {
            role != TensorRole::bias && role != TensorRole::router;
 }
 constexpr bool is_norm(TensorRole role) {
-    return is_vector(role) && role != TensorRole::router_bias && role != TensorRole::sinks;
+    return is_vector(role) && role != TensorRole::router_bias && role != TensorRole::sinks &&
+           role != TensorRole::attention_gate && role != TensorRole::mlp_gate;
 }
 
 struct TensorRule {

@@ -4,10 +4,29 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 namespace unsloth::spec {
+
+/// mllama's form of a tower. An image is a few tiles of one size; those that it lacks are padding, and are computed
+/// too. Tokens do not become features: layers of the text model read them (LayerSpec::crosses).
+struct TilesSpec {
+    int64_t most = 0;             ///< tiles of an image, with those of padding
+    int64_t side = 0;             ///< patches of a tile's side
+    int64_t global_depth = 0;     ///< layers behind the others, whose outputs are multiplied by gates
+    std::vector<int64_t> chosen;  ///< of the others those whose outputs are part of the features
+    std::vector<std::array<int32_t, 2>> arrangements;  ///< rows and columns of tiles; number i has the id i + 1
+
+    int64_t patches() const { return side * side; }
+    int64_t rows() const { return patches() + 1; }  ///< of a tile: its class embedding first
+    int64_t features() const { return most * rows(); }
+    /// Rows of the tower: each tile has zeros up to a multiple of 8, and these are attended to.
+    int64_t tower_rows() const { return most * ((rows() + 7) / 8 * 8); }
+    /// The id of so many rows and columns of tiles; CheckError where there is none.
+    int64_t arrangement(int64_t height, int64_t width) const;
+};
 
 struct VisionSpec {
     static constexpr int64_t channels = 3;
@@ -30,14 +49,15 @@ struct VisionSpec {
     std::vector<int64_t> deepstack;
     double norm_eps = 1e-6;
     double rope_theta = 10000.0;
+    std::optional<TilesSpec> tiles;
     int32_t image_token = -1;                         ///< the id that stands where an image's tokens are
     std::array<double, 3> image_mean{}, image_std{};  ///< of pixels from 0 to 1, by channel
 
     int64_t head_dim() const { return hidden_size / num_heads; }
     int64_t patch_bytes() const { return channels * patch_size * patch_size; }
     int64_t merged_size() const { return merge * merge * hidden_size; }  ///< values of a token's patches
-    /// Image tokens of so many patches.
-    int64_t tokens_of(int64_t patches) const { return patches / (merge * merge); }
+    /// Image tokens of so many patches, or of so many tiles.
+    int64_t tokens_of(int64_t patches) const { return tiles ? 1 : patches / (merge * merge); }
     bool attends_in_windows(int64_t layer) const;
 };
 
@@ -45,11 +65,13 @@ struct VisionSpec {
 /// windows.
 double vision_operations(const VisionSpec& spec, int64_t patches);
 
-/// A tensor of the tower: its name below the tower's module, and its shape.
+/// A tensor of the tower: its name below the tower's module (with tiles: below the model), and its shape.
 struct VisionTensor {
     std::string name;
     std::vector<int64_t> shape;
 };
+/// Whether it is the weight of a linear, which may be quantised.
+bool holds_products(const VisionTensor& tensor);
 /// All of them, in the order of a forward pass.
 std::vector<VisionTensor> vision_tensors(const VisionSpec& spec);
 

@@ -25,9 +25,14 @@
 
 namespace unsloth::weights {
 
-enum class Group : uint8_t { qkv, o, gate_up, down, experts_gate_up, experts_down };
-inline constexpr std::array<const char*, 6> group_names = {"qkv",         "o", "gate_up", "down", "experts_gate_up",
-                                                           "experts_down"};
+/// cross_q and cross_kv are what a layer that crosses has in the place of qkv: its queries read tokens, its keys and
+/// values image features.
+enum class Group : uint8_t { qkv, o, gate_up, down, cross_q, cross_kv, experts_gate_up, experts_down };
+inline constexpr std::array<const char*, 8> group_names = {"qkv",     "o",        "gate_up",         "down",
+                                                           "cross_q", "cross_kv", "experts_gate_up", "experts_down"};
+constexpr bool is_of_crossing(Group g) {
+    return g == Group::cross_q || g == Group::cross_kv;
+}
 /// Whether it is of a layer's experts: one matrix [E, n/E, k] of which each row is multiplied by a part.
 constexpr bool is_of_experts(Group g) {
     return g >= Group::experts_gate_up;
@@ -81,6 +86,7 @@ struct LayerLayout {
     spec::TensorRank tp;              ///< whose slices of the model's matrices these are
     spec::Stage stage;                ///< which layers there are
     std::vector<bool> has_experts;    ///< by layer: whether its MLP is of experts; empty: no layer's is
+    std::vector<bool> crosses;        ///< by layer: LayerSpec::crosses; empty: none does
     /// CheckError where the model has no such group.
     const MatrixGroup& operator[](Group g) const;
     /// Those that some layer has.
@@ -91,11 +97,16 @@ struct LayerLayout {
     }
     /// Those of a layer.
     auto groups_of(int64_t layer) const {
-        const bool experts = !has_experts.empty() && has_experts.at(static_cast<std::size_t>(layer));
-        return groups | std::views::transform(&MatrixGroup::group) | std::views::filter([experts](Group g) {
+        const bool experts = !has_experts.empty() && has_experts.at(static_cast<std::size_t>(layer)),
+                   crosses = this->has_crossing(layer);
+        return groups | std::views::transform(&MatrixGroup::group) | std::views::filter([experts, crosses](Group g) {
+                   if (g == Group::qkv || is_of_crossing(g)) return crosses == is_of_crossing(g);
                    return experts ? g != Group::gate_up && g != Group::down : !is_of_experts(g);
                });
     }
+    bool has_crossing(int64_t layer) const { return !crosses.empty() && crosses.at(static_cast<std::size_t>(layer)); }
+    /// Where a matrix of a layer lies.
+    Group group_of(const spec::LinearId& id) const;
     bool has(Group g) const { return std::ranges::find(groups, g, &MatrixGroup::group) != groups.end(); }
     int64_t rank_of(Group g) const { return has(g) ? (*this)[g].r : 0; }  ///< R; 0 where no layer has the group
     int64_t elements() const;                                             ///< of one layer's buffers

@@ -10,7 +10,7 @@ namespace {
 constexpr std::array families = {&llama_family,   &mistral_family,   &ministral3_family, &qwen2_family,
                                  &qwen3_family,   &qwen3_moe_family, &qwen2_5_vl_family, &qwen3_vl_family,
                                  &gpt_oss_family, &granite_family,   &smollm3_family,    &phi3_family,
-                                 &gemma3_family,  &olmo3_family};
+                                 &gemma3_family,  &olmo3_family,     &mllama_family};
 
 constexpr std::array wholes = {
     Whole{"gemma3", "Gemma3ForConditionalGeneration", "gemma3_text", true},
@@ -19,6 +19,8 @@ constexpr std::array wholes = {
           read_qwen2_5_vision},
     Whole{"qwen3_vl", "Qwen3VLForConditionalGeneration", "qwen3_vl_text", false, spec::PartNames::within, false,
           read_qwen3_vision},
+    Whole{"mllama", "MllamaForConditionalGeneration", "mllama_text_model", false, spec::PartNames::before, false,
+          read_mllama_vision},
 };
 
 }  // namespace
@@ -93,6 +95,11 @@ void refuse_key(const JsonReader& config, std::string_view key) {
     if (config.has(key) && config[key].value() != false)
         throw Error("model.unsupported", cat(config[key].where(), ": ", config[key].value().dump(),
                                              " is not supported for ", *config.string("model_type")));
+}
+
+std::vector<const char*> tower_modules(const spec::VisionSpec& vision) {
+    if (vision.tiles) return {"vision_model", "multi_modal_projector"};
+    return {"visual"};
 }
 
 std::string family_names() {

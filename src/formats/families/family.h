@@ -93,10 +93,19 @@ const Whole* find_whole(std::string_view model_type);
 
 extern const Family llama_family, mistral_family, ministral3_family, qwen2_family, qwen3_family, qwen3_moe_family,
     qwen2_5_vl_family, qwen3_vl_family, gpt_oss_family, granite_family, smollm3_family, phi3_family, gemma3_family,
-    olmo3_family;
+    olmo3_family, mllama_family;
 
 void read_qwen2_5_vision(const JsonReader& config, spec::ModelSpec& spec);
 void read_qwen3_vision(const JsonReader& config, spec::ModelSpec& spec);
+void read_mllama_vision(const JsonReader& config, spec::ModelSpec& spec);
+/// What transformers calls the modules of a tower, below "model.", or alone before 4.52.
+std::vector<const char*> tower_modules(const spec::VisionSpec& vision);
+inline constexpr int64_t most_tower_size = int64_t{1} << 16, most_tower_layers = 512;
+/// Of a tower's config an integer from 1 to `most`; `usual` where there is none.
+int64_t tower_size(const JsonReader& config, const char* key, int64_t usual, int64_t most = most_tower_size);
+/// Numbers of layers below vision.depth, each once.
+std::vector<int64_t> tower_layers(const JsonReader& config, const char* key, std::vector<int64_t> usual,
+                                  const spec::VisionSpec& vision);
 /// What an image's values are normalised by, as the folder's processor_config.json or preprocessor_config.json says;
 /// unchanged without either. Input Error for steps that this program does not take.
 void read_image_values(const std::filesystem::path& folder, spec::VisionSpec& vision);

@@ -9,24 +9,10 @@
 namespace unsloth::formats {
 namespace {
 
-constexpr int64_t most_size = int64_t{1} << 16, most_layers = 512, qwen_image_token = 151655;
-
-int64_t size_of(const JsonReader& config, const char* key, int64_t usual, int64_t most = most_size) {
-    const int64_t value = config.integer(key).value_or(usual);
-    if (value < 1 || value > most) config[key].refuse(cat("1 to ", most));
-    return value;
-}
+constexpr int64_t qwen_image_token = 151655;
 
 void require(const JsonReader& config, const char* key, int64_t only) {
     if (config.integer(key).value_or(only) != only) config[key].refuse(std::to_string(only));
-}
-
-std::vector<int64_t> layers_of(const JsonReader& config, const char* key, std::vector<int64_t> usual,
-                               const spec::VisionSpec& vision) {
-    const std::vector<int64_t> layers = config.has(key) ? config.integers(key) : std::move(usual);
-    for (const int64_t layer : layers)
-        if (layer < 0 || layer >= vision.depth) config[key].refuse(cat("layers from 0 to ", vision.depth - 1));
-    return layers;
 }
 
 /// What both have; `activation`: the only one of its MLPs.
@@ -38,13 +24,13 @@ spec::VisionSpec read_common(const JsonReader& config, const JsonReader& tower, 
                     cat(tower["hidden_act"].where(), ": '", *given, "' is not supported; expected ", activation));
     for (const char* const key : {"in_channels", "in_chans"}) require(tower, key, spec::VisionSpec::channels);
     require(tower, "temporal_patch_size", spec::VisionSpec::frames);
-    vision.hidden_size = size_of(tower, "hidden_size", vision.hidden_size);
-    vision.intermediate_size = size_of(tower, "intermediate_size", vision.intermediate_size);
-    vision.depth = size_of(tower, "depth", vision.depth, most_layers);
-    vision.num_heads = size_of(tower, "num_heads", vision.num_heads);
-    vision.patch_size = size_of(tower, "patch_size", vision.patch_size, 256);
-    vision.merge = size_of(tower, "spatial_merge_size", vision.merge, 16);
-    vision.out_size = size_of(tower, "out_hidden_size", text.hidden_size);
+    vision.hidden_size = tower_size(tower, "hidden_size", vision.hidden_size);
+    vision.intermediate_size = tower_size(tower, "intermediate_size", vision.intermediate_size);
+    vision.depth = tower_size(tower, "depth", vision.depth, most_tower_layers);
+    vision.num_heads = tower_size(tower, "num_heads", vision.num_heads);
+    vision.patch_size = tower_size(tower, "patch_size", vision.patch_size, 256);
+    vision.merge = tower_size(tower, "spatial_merge_size", vision.merge, 16);
+    vision.out_size = tower_size(tower, "out_hidden_size", text.hidden_size);
     if (vision.out_size != text.hidden_size)
         tower["out_hidden_size"].refuse(cat("the text part's hidden_size, ", text.hidden_size));
     if (vision.hidden_size % vision.num_heads != 0 || vision.head_dim() % 4 != 0)
@@ -74,6 +60,20 @@ std::array<double, 3> channel_values(const JsonReader& values, const char* key, 
 
 }  // namespace
 
+int64_t tower_size(const JsonReader& config, const char* key, int64_t usual, int64_t most) {
+    const int64_t value = config.integer(key).value_or(usual);
+    if (value < 1 || value > most) config[key].refuse(cat("1 to ", most));
+    return value;
+}
+
+std::vector<int64_t> tower_layers(const JsonReader& config, const char* key, std::vector<int64_t> usual,
+                                  const spec::VisionSpec& vision) {
+    const std::vector<int64_t> layers = config.has(key) ? config.integers(key) : std::move(usual);
+    for (const int64_t layer : layers)
+        if (layer < 0 || layer >= vision.depth) config[key].refuse(cat("layers from 0 to ", vision.depth - 1));
+    return layers;
+}
+
 void read_qwen2_5_vision(const JsonReader& config, spec::ModelSpec& spec) {
     const JsonReader tower = config.at("vision_config");
     spec::VisionSpec vision = read_common(config, tower, spec,
@@ -88,10 +88,10 @@ void read_qwen2_5_vision(const JsonReader& config, spec::ModelSpec& spec) {
                                            .image_mean = {0.48145466, 0.4578275, 0.40821073},
                                            .image_std = {0.26862954, 0.26130258, 0.27577711}},
                                           "silu");
-    const int64_t window = size_of(tower, "window_size", 112), token = vision.patch_size * vision.merge;
+    const int64_t window = tower_size(tower, "window_size", 112), token = vision.patch_size * vision.merge;
     if (window < token) tower["window_size"].refuse(cat("at least a token's ", token, " pixels"));
     vision.window = window / token;
-    vision.unwindowed = layers_of(tower, "fullatt_block_indexes", {7, 15, 23, 31}, vision);
+    vision.unwindowed = tower_layers(tower, "fullatt_block_indexes", {7, 15, 23, 31}, vision);
     spec.vision = std::move(vision);
 }
 
@@ -108,11 +108,11 @@ void read_qwen3_vision(const JsonReader& config, spec::ModelSpec& spec) {
                                            .image_mean = {0.5, 0.5, 0.5},
                                            .image_std = {0.5, 0.5, 0.5}},
                                           "gelu_pytorch_tanh");
-    const int64_t positions = size_of(tower, "num_position_embeddings", 2304);
+    const int64_t positions = tower_size(tower, "num_position_embeddings", 2304);
     vision.position_side = std::llround(std::sqrt(static_cast<double>(positions)));
     if (vision.position_side * vision.position_side != positions)
         tower["num_position_embeddings"].refuse("a square number");
-    vision.deepstack = layers_of(tower, "deepstack_visual_indexes", {8, 16, 24}, vision);
+    vision.deepstack = tower_layers(tower, "deepstack_visual_indexes", {8, 16, 24}, vision);
     if (!std::ranges::is_sorted(vision.deepstack, std::less_equal()))
         tower["deepstack_visual_indexes"].refuse("layers in ascending order");
     if (static_cast<int64_t>(vision.deepstack.size()) > spec.num_layers)

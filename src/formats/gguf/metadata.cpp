@@ -129,6 +129,12 @@ void check_expressible(const spec::ModelSpec& spec) {
         throw Error("export.unsupported",
                     cat("llama.cpp's '", architecture.name, "' has no ", what, ", which this model has"));
     };
+    const spec::RopeSpec& rope = spec.ropes.front();
+    if (rope.by_axes() || spec.has_cross_layers())
+        throw Error(
+            "export.unsupported",
+            cat("this program writes no GGUF of a model that sees images, and this is one (", spec.part_of, ")"),
+            "Write safetensors (unsloth-train merge), and convert them with llama.cpp's convert_hf_to_gguf.py.");
     if (!architecture.all_biases && (spec.o_bias || spec.mlp_bias))
         refuse("biases on the output projection or the MLP");
     if (!architecture.rope_divisors && spec.has_rope(spec::RopeSpec::Type::llama3))
@@ -145,12 +151,6 @@ void check_expressible(const spec::ModelSpec& spec) {
         refuse("layers without experts (mlp_only_layers, decoder_sparse_step)");
     if (spec.experts && spec.experts->weights != spec::RouterWeights::of_chosen)
         refuse("weights of experts that do not sum to 1 (norm_topk_prob false)");
-    const spec::RopeSpec& rope = spec.ropes.front();
-    if (rope.by_axes())
-        throw Error(
-            "export.unsupported",
-            cat("this program writes no GGUF of a model that sees images, and this is one (", spec.part_of, ")"),
-            "Write safetensors (unsloth-train merge), and convert them with llama.cpp's convert_hf_to_gguf.py.");
     if (rope.type == spec::RopeSpec::Type::longrope && !architecture.longrope)
         refuse("RoPE scaling of type longrope that this program writes");
     if (rope.type == spec::RopeSpec::Type::dynamic)

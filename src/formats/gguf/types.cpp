@@ -92,6 +92,9 @@ std::string gguf_tensor_name(const spec::TensorRule& rule) {
             return in_layer("ffn_gate_inp", ".bias");
         case spec::TensorRole::sinks:
             return in_layer("attn_sinks", ".weight");
+        case spec::TensorRole::attention_gate:
+        case spec::TensorRole::mlp_gate:
+            break;  // of models that check_expressible refuses
         case spec::TensorRole::linear:
             return in_layer(projection_stems[static_cast<std::size_t>(rule.id.projection)], ".weight");
         case spec::TensorRole::bias:

@@ -1,0 +1,18 @@
+// What a layer that crosses (spec::LayerSpec) has in the place of a layer's first four steps: queries of tokens attend
+// to keys and values of image features, which all such layers share. The rest of the layer is as any other's, behind
+// gates.
+#pragma once
+
+#include "unsloth/model/decoder_layer.h"
+
+namespace unsloth::model {
+
+/// Of `steps` qkv and attention; and the gates, which what follows reads.
+void cross_forward(const LayerContext& c, const weights::LayerWeights& w, const LayerSaved& a,
+                   const spec::LayerSteps& steps);
+
+/// From the gradient of attention's output in scratch.h_full to that of the layer's input in scratch.g_full, and to
+/// its adapters' gradients. The features have none: the tower is frozen.
+void cross_backward(const LayerContext& c, const weights::LayerWeights& w, const LayerSaved& a, bool input_gradient);
+
+}  // namespace unsloth::model

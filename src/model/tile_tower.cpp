@@ -1,0 +1,245 @@
+// Legend: P rows of the tower, C its hidden size, H heads, d head_dim, F intermediate, D the text model's hidden size.
+// Rows: tile after tile its class embedding and patches, an image's own tiles first; then the zeros that make each
+// tile's rows a multiple of 8. So rows that are not padding come first.
+#include "unsloth/model/tile_tower.h"
+
+#include <cmath>
+
+#include "model/copy_values.h"
+#include "unsloth/core/error.h"
+#include "unsloth/ops/gemm.h"
+#include "unsloth/ops/profiler.h"
+#include "unsloth/ops/rows.h"
+#include "unsloth/ops/vision.h"
+
+namespace unsloth::model {
+namespace {
+
+constexpr double outer_norm_eps = 1e-5;  // of the norms before and behind the layers, whatever config.json says
+
+at::Tensor first_rows(const at::Tensor& flat, int64_t rows, int64_t columns) {
+    return flat.narrow(0, 0, rows * columns).view({rows, columns});
+}
+
+/// One image's way through the tower.
+class TileSight {
+  public:
+    TileSight(ops::Context& ctx, const spec::VisionSpec& spec, const weights::VisionWeights& w, const VisionBuffers& b,
+              const data::Image& image)
+        : ctx_(ctx),
+          spec_(spec),
+          tiles_(*spec.tiles),
+          w_(w),
+          b_(b),
+          own_(image.patches()),
+          id_(tiles_.arrangement(image.grid_h, image.grid_w)),
+          rows_(tiles_.tower_rows()),
+          x_PC_(first_rows(b.x, rows_, spec.hidden_size)),
+          stacked_(first_rows(b.stacked, tiles_.features(),
+                              spec.hidden_size * (1 + static_cast<int64_t>(tiles_.chosen.size())))) {
+        const auto real = static_cast<int32_t>(own_ * tiles_.rows()), all = static_cast<int32_t>(rows_);
+        // Padding does not see padding; everything else sees everything.
+        ranges_ = {{0, real, 0, all}};
+        if (real < all) ranges_.push_back({real, all, 0, real});
+        embed(image);
+    }
+
+    void pass(const TilePlace& place) {
+        for (std::size_t layer = 0; layer < w_.blocks.size(); ++layer) {
+            block(w_.blocks[layer]);
+            for (std::size_t i = 0; i < tiles_.chosen.size(); ++i)
+                if (tiles_.chosen[i] == static_cast<int64_t>(layer)) stack(static_cast<int64_t>(i) + 1);
+        }
+        normalise(w_.norm_post, x_PC_, x_PC_, outer_norm_eps);
+        add_behind();
+        for (const weights::VisionBlock& global : w_.global_blocks) block(global);
+        stack(0);
+        const int64_t own = own_ * tiles_.rows(), padding = tiles_.features() - own;
+        const auto project = [&](int64_t first, int64_t rows, int64_t to) {
+            if (rows > 0)
+                multiply(w_.projector, stacked_.narrow(0, first, rows),
+                         b_.features.narrow(0, to, rows).narrow(1, 0, spec_.out_size));
+        };
+        project(0, own, place.own);
+        project(own, padding, place.padding);
+    }
+
+  private:
+    /// The tile of a row: `tiles_.most` rows of zeros follow a tile's own rows of all tiles.
+    int64_t tile_of(int64_t row) const {
+        const int64_t features = tiles_.features();
+        return row < features ? row / tiles_.rows() : (row - features) / ((rows_ - features) / tiles_.most);
+    }
+
+    /// Pixels become the first values. Tiles of padding have none: their values are zeros.
+    void embed(const data::Image& image) {
+        const int64_t side = tiles_.side, p = spec_.patch_size, each = tiles_.patches() * spec_.patch_bytes();
+        UNSLOTH_CHECK(
+            own_ <= tiles_.most && image.pixels && image.pixels->size() == static_cast<std::size_t>(own_ * each),
+            "an image of ", own_, " tiles has ", image.pixels ? image.pixels->size() : 0, " bytes");
+        std::vector<uint8_t> patches(image.pixels->size());
+        auto out = patches.begin();
+        for (int64_t tile = 0; tile < own_; ++tile)
+            for (int64_t patch = 0; patch < tiles_.patches(); ++patch)
+                for (int64_t line = 0; line < spec::VisionSpec::channels * p; ++line) {  // of a channel each p lines
+                    const int64_t channel = line / p, y = patch / side * p + line % p, x = patch % side * p;
+                    const auto from = image.pixels->begin() + tile * each + ((channel * side * p + y) * side * p + x);
+                    out = std::copy_n(from, p, out);
+                }
+        copy_values(patches, b_.bytes);
+        ops::zero_2d(ctx_, x_PC_);
+        const at::Tensor values_PK = first_rows(b_.wide, tiles_.patches(), spec_.patch_bytes());
+        for (int64_t tile = 0; tile < own_; ++tile) {
+            ops::patch_values(ctx_, b_.bytes.narrow(0, tile * each, each).view({tiles_.patches(), spec_.patch_bytes()}),
+                              w_.value_CB, /*frames=*/1, values_PK);
+            multiply({w_.patch_CK, {}}, values_PK, x_PC_.narrow(0, tile * tiles_.rows() + 1, tiles_.patches()));
+        }
+        add_places();
+        const at::Tensor features_PC = x_PC_.narrow(0, 0, tiles_.features());
+        normalise(w_.norm_pre, features_PC, features_PC, outer_norm_eps);
+    }
+
+    /// Of each row four rows of the table of learned values, and their shares.
+    void add_learned(const std::vector<int32_t>& index, const std::vector<float>& share) {
+        const auto rows = static_cast<int64_t>(index.size()) / 4;
+        copy_values(index, b_.index);
+        copy_values(share, b_.share);
+        ops::add_interpolated(ctx_, w_.places_NC, first_rows(b_.index, rows, 4), first_rows(b_.share, rows, 4),
+                              x_PC_.narrow(0, 0, rows));
+    }
+    int64_t ids() const { return static_cast<int64_t>(tiles_.arrangements.size()) + 1; }
+    int64_t class_row() const { return tiles_.rows() + ids() * tiles_.most * tiles_.rows(); }
+
+    void add_places() {
+        std::vector<int32_t> index;
+        std::vector<float> share;
+        for (int64_t row = 0; row < tiles_.features(); ++row) {
+            const int64_t tile = tile_of(row), place = row % tiles_.rows(), of_tile = id_ * tiles_.most + tile;
+            const bool is_class = place == 0;  // it has no part of what is added to patches
+            for (const int64_t number :
+                 {place, tiles_.rows() + of_tile * tiles_.rows() + place, class_row(), class_row() + 1 + of_tile})
+                index.push_back(static_cast<int32_t>(number));
+            for (const float part :
+                 {1 - w_.place_gate, w_.place_gate, is_class ? 1.0F : 0.0F, is_class ? 0.0F : w_.before_gate})
+                share.push_back(part);
+        }
+        add_learned(index, share);
+    }
+
+    /// Zeros that fill tiles up have a part of this.
+    void add_behind() {
+        std::vector<int32_t> index;
+        std::vector<float> share;
+        const int64_t first = class_row() + 1 + ids() * tiles_.most + id_ * tiles_.most;
+        for (int64_t row = 0; row < rows_; ++row) {
+            index.push_back(static_cast<int32_t>(first + tile_of(row)));
+            index.insert(index.end(), 3, 0);
+            share.push_back(w_.behind_gate);
+            share.insert(share.end(), 3, 0.0F);
+        }
+        add_learned(index, share);
+    }
+
+    /// The layer's output is part `number` of the features.
+    void stack(int64_t number) {
+        ops::copy_2d(ctx_, x_PC_.narrow(0, 0, tiles_.features()),
+                     stacked_.narrow(1, number * spec_.hidden_size, spec_.hidden_size));
+    }
+
+    /// out = x Wᵀ + b, or added to out.
+    void multiply(const weights::VisionLinear& w, const at::Tensor& x, const at::Tensor& out, bool adds = false) {
+        ops::Gemm product{
+            .a = x, .b = w.weight_NK, .out = out, .transpose_b = true, .beta = adds ? 1.0 : 0.0, .label = "gemm tower"};
+        if (w.bias_N.defined()) product.bias = w.bias_N;
+        ops::gemm(ctx_, product);
+    }
+
+    void normalise(const weights::VisionNorm& w, const at::Tensor& x, const at::Tensor& y, double eps) {
+        ops::layer_norm_forward(ctx_, x, w.weight, w.bias, eps, y);
+    }
+
+    void block(const weights::VisionBlock& w) {
+        const int64_t c = spec_.hidden_size, heads = spec_.num_heads, d = spec_.head_dim();
+        const at::Tensor h_PC = first_rows(b_.h, rows_, c), qkv_PN = first_rows(b_.wide, rows_, 3 * c);
+        const auto heads_of = [&](const at::Tensor& x_PN, int64_t begin) {
+            return x_PN.narrow(1, begin, c).unflatten(1, {heads, d});
+        };
+        normalise(w.norm1, x_PC_, h_PC, spec_.norm_eps);
+        multiply(w.qkv, h_PC, qkv_PN);
+        ops::range_attention_forward(ctx_, attention_shape(spec_), ranges_, heads_of(qkv_PN, 0), heads_of(qkv_PN, c),
+                                     heads_of(qkv_PN, 2 * c), heads_of(h_PC, 0));
+        multiply(w.proj, h_PC, x_PC_, /*adds=*/true);
+        normalise(w.norm2, x_PC_, h_PC, spec_.norm_eps);
+        const at::Tensor inner_PF = first_rows(b_.wide, rows_, spec_.intermediate_size);
+        multiply(w.in, h_PC, inner_PF);
+        ops::gelu(ctx_, inner_PF, ops::Gelu::erf);
+        multiply(w.out, inner_PF, x_PC_, /*adds=*/true);
+    }
+
+    static ops::AttentionShape attention_shape(const spec::VisionSpec& spec) {
+        return {.heads = spec.num_heads,
+                .kv_heads = spec.num_heads,
+                .head_dim = spec.head_dim(),
+                .scale = 1.0 / std::sqrt(static_cast<double>(spec.head_dim()))};
+    }
+
+    ops::Context& ctx_;
+    const spec::VisionSpec& spec_;
+    const spec::TilesSpec& tiles_;
+    const weights::VisionWeights& w_;
+    const VisionBuffers& b_;
+    const int64_t own_, id_;
+    const int64_t rows_;
+    const at::Tensor x_PC_, stacked_;
+    std::vector<ops::AttentionRange> ranges_;
+};
+
+}  // namespace
+
+ImageSight sight_of(const spec::VisionSpec& spec, const std::vector<data::Image>& images,
+                    const std::vector<int32_t>& segments) {
+    const spec::TilesSpec& tiles = *spec.tiles;
+    ImageSight sight;
+    sight.places.resize(images.size());
+    sight.attends.assign(static_cast<std::size_t>(segments.back()), 0.0F);
+    sight.adds = sight.attends;
+    std::size_t next = 0;
+    for (std::size_t s = 0; s + 1 < segments.size(); ++s) {
+        const int32_t begin = segments[s], end = segments[s + 1];
+        const std::size_t first = next;
+        int64_t row = sight.rows;
+        for (; next < images.size() && images[next].first < end; ++next) {
+            sight.places[next].own = row;
+            row += images[next].patches() * tiles.rows();
+        }
+        if (next == first) continue;
+        for (std::size_t i = first; i < next; ++i) {
+            sight.places[i].padding = row;
+            row += (tiles.most - images[i].patches()) * tiles.rows();
+        }
+        const auto see = [&](int32_t from, int32_t to, int64_t k_begin, int64_t k_end) {
+            if (from < to)
+                sight.ranges.push_back({from, to, static_cast<int32_t>(k_begin), static_cast<int32_t>(k_end)});
+        };
+        see(begin, images[first].first, sight.rows, row);
+        std::size_t in_a_row = first;
+        for (std::size_t i = first; i < next; ++i) {
+            if (i > first && images[i].first != images[i - 1].first + 1) in_a_row = i;
+            see(images[i].first, i + 1 < next ? images[i + 1].first : end, sight.places[in_a_row].own,
+                sight.places[i].own + images[i].patches() * tiles.rows());
+        }
+        std::fill(sight.attends.begin() + begin, sight.attends.begin() + end, 1.0F);
+        std::fill(sight.adds.begin() + images[first].first, sight.adds.begin() + end, 1.0F);
+        sight.rows = row;
+    }
+    UNSLOTH_CHECK(next == images.size(), images.size() - next, " images are behind the last segment");
+    return sight;
+}
+
+void see_tiles(ops::Context& ctx, const spec::VisionSpec& spec, const weights::VisionWeights& w, const VisionBuffers& b,
+               const std::vector<data::Image>& images, const std::vector<TilePlace>& places) {
+    const ops::Region region(ctx, "tower");
+    for (std::size_t i = 0; i < images.size(); ++i) TileSight(ctx, spec, w, b, images[i]).pass(places[i]);
+}
+
+}  // namespace unsloth::model

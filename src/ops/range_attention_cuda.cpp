@@ -1,0 +1,147 @@
+// Flash attention where LibTorch has it, of 16-bit values; else a kv head after the other by plain products.
+#include "ops/range_attention_cuda.h"
+
+#include <ATen/ops/_scaled_dot_product_flash_attention.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention_backward.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/logsumexp.h>
+#include <ATen/ops/matmul.h>
+
+namespace unsloth::ops {
+namespace {
+
+bool has_flash(const AttentionShape& shape, at::ScalarType dtype) {
+    return dtype != at::kFloat && shape.head_dim % 8 == 0 && shape.head_dim <= 256;
+}
+
+/// Rows [begin, end) as [1, heads, rows, d].
+at::Tensor rows_of_range(const at::Tensor& x_THd, int32_t begin, int32_t end) {
+    return x_THd.narrow(0, begin, end - begin).transpose(0, 1).unsqueeze(0);
+}
+at::Tensor queries(const AttentionRange& range, const at::Tensor& x_THd) {
+    return rows_of_range(x_THd, range.q_begin, range.q_end);
+}
+at::Tensor keys(const AttentionRange& range, const at::Tensor& x_SKd) {
+    return rows_of_range(x_SKd, range.k_begin, range.k_end);
+}
+
+/// One kv head of a range, as fp32: the queries of the heads that share it one after another.
+struct OneHead {
+    at::Tensor q_Gd, k_Sd;
+    at::Tensor probabilities(double scale, const at::Tensor& lse_G1) const {
+        return at::matmul(q_Gd, k_Sd.t()).mul_(scale).sub_(lse_G1).exp_();
+    }
+};
+at::Tensor heads_of_kv(const AttentionShape& shape, const at::Tensor& x_1Htd, int64_t kv) {
+    const int64_t group = shape.heads / shape.kv_heads;
+    return x_1Htd[0].narrow(0, kv * group, group);
+}
+at::Tensor flat(const at::Tensor& x_gtd) {
+    return x_gtd.to(at::kFloat).reshape({-1, x_gtd.size(2)});
+}
+OneHead one_head(const AttentionShape& shape, const AttentionRange& range, const at::Tensor& q_THd,
+                 const at::Tensor& k_SKd, int64_t kv) {
+    return {flat(heads_of_kv(shape, queries(range, q_THd), kv)), keys(range, k_SKd)[0][kv].to(at::kFloat)};
+}
+at::Tensor lse_of(const AttentionShape& shape, const AttentionRange& range, const at::Tensor& lse_HT, int64_t kv) {
+    const int64_t group = shape.heads / shape.kv_heads;
+    return lse_HT.narrow(0, kv * group, group).narrow(1, range.q_begin, range.q_end - range.q_begin);
+}
+
+void plain_forward(const AttentionShape& shape, const AttentionRange& range, const at::Tensor& q_THd,
+                   const at::Tensor& k_SKd, const at::Tensor& v_SKd, const at::Tensor& out_THd,
+                   const at::Tensor& lse_HT) {
+    for (int64_t kv = 0; kv < shape.kv_heads; ++kv) {
+        const OneHead head = one_head(shape, range, q_THd, k_SKd, kv);
+        const at::Tensor scores_GS = at::matmul(head.q_Gd, head.k_Sd.t()).mul_(shape.scale);
+        const at::Tensor lse_G1 = at::logsumexp(scores_GS, {1}, /*keepdim=*/true);
+        const at::Tensor out = heads_of_kv(shape, queries(range, out_THd), kv);
+        const at::Tensor probabilities_GS = scores_GS.sub_(lse_G1).exp_();
+        out.copy_(at::matmul(probabilities_GS, keys(range, v_SKd)[0][kv].to(at::kFloat)).view(out.sizes()));
+        if (lse_HT.defined()) {
+            const at::Tensor lse = lse_of(shape, range, lse_HT, kv);
+            lse.copy_(lse_G1.view(lse.sizes()));
+        }
+    }
+}
+
+void plain_backward(const AttentionShape& shape, const AttentionRange& range, const at::Tensor& dout_THd,
+                    const at::Tensor& q_THd, const at::Tensor& k_SKd, const at::Tensor& v_SKd,
+                    const at::Tensor& out_THd, const at::Tensor& lse_HT, const at::Tensor& dq_THd,
+                    const at::Tensor& dk_SKd, const at::Tensor& dv_SKd) {
+    for (int64_t kv = 0; kv < shape.kv_heads; ++kv) {
+        const OneHead head = one_head(shape, range, q_THd, k_SKd, kv);
+        const at::Tensor p_GS = head.probabilities(shape.scale, lse_of(shape, range, lse_HT, kv).reshape({-1, 1}));
+        const at::Tensor dout_Gd = flat(heads_of_kv(shape, queries(range, dout_THd), kv));
+        const at::Tensor out_Gd = flat(heads_of_kv(shape, queries(range, out_THd), kv));
+        const at::Tensor delta_G1 = (dout_Gd * out_Gd).sum(1, /*keepdim=*/true);
+        keys(range, dv_SKd)[0][kv].add_(at::matmul(p_GS.t(), dout_Gd));
+        const at::Tensor ds_GS = at::matmul(dout_Gd, keys(range, v_SKd)[0][kv].to(at::kFloat).t())
+                                     .sub_(delta_G1)
+                                     .mul_(p_GS)
+                                     .mul_(shape.scale);
+        const at::Tensor dq = heads_of_kv(shape, queries(range, dq_THd), kv);
+        dq.copy_(at::matmul(ds_GS, head.k_Sd).view(dq.sizes()));
+        keys(range, dk_SKd)[0][kv].add_(at::matmul(ds_GS.t(), head.q_Gd));
+    }
+}
+
+}  // namespace
+
+void range_forward_cuda(const AttentionShape& shape, const std::vector<AttentionRange>& ranges, const at::Tensor& q_THd,
+                        const at::Tensor& k_SKd, const at::Tensor& v_SKd, const at::Tensor& out_THd,
+                        const at::Tensor& lse_HT) {
+    for (const AttentionRange& range : ranges) {
+        if (!has_flash(shape, q_THd.scalar_type())) {
+            plain_forward(shape, range, q_THd, k_SKd, v_SKd, out_THd, lse_HT);
+            continue;
+        }
+        const auto made = at::_scaled_dot_product_flash_attention(
+            queries(range, q_THd), keys(range, k_SKd), keys(range, v_SKd), /*dropout_p=*/0.0,
+            /*is_causal=*/false, /*return_debug_mask=*/false, shape.scale);
+        queries(range, out_THd).copy_(std::get<0>(made));
+        if (lse_HT.defined()) lse_HT.narrow(1, range.q_begin, range.q_end - range.q_begin).copy_(std::get<1>(made)[0]);
+    }
+}
+
+void range_backward_cuda(const AttentionShape& shape, const std::vector<AttentionRange>& ranges,
+                         const at::Tensor& dout_THd, const at::Tensor& q_THd, const at::Tensor& k_SKd,
+                         const at::Tensor& v_SKd, const at::Tensor& out_THd, const at::Tensor& lse_HT,
+                         const at::Tensor& dq_THd, const at::Tensor& dk_SKd, const at::Tensor& dv_SKd,
+                         bool deterministic) {
+    dk_SKd.zero_();
+    dv_SKd.zero_();
+    const at::Tensor no_seed = at::empty({}, at::TensorOptions(at::kLong).device(q_THd.device()));  // no dropout
+    for (const AttentionRange& range : ranges) {
+        if (deterministic || !has_flash(shape, q_THd.scalar_type())) {
+            plain_backward(shape, range, dout_THd, q_THd, k_SKd, v_SKd, out_THd, lse_HT, dq_THd, dk_SKd, dv_SKd);
+            continue;
+        }
+        const at::Tensor lse = lse_HT.narrow(1, range.q_begin, range.q_end - range.q_begin).contiguous().unsqueeze(0);
+        const auto [dq, dk, dv] = at::_scaled_dot_product_flash_attention_backward(
+            queries(range, dout_THd), queries(range, q_THd), keys(range, k_SKd), keys(range, v_SKd),
+            queries(range, out_THd), lse, /*cum_seq_q=*/{}, /*cum_seq_k=*/{}, range.q_end - range.q_begin,
+            range.k_end - range.k_begin, /*dropout_p=*/0.0, /*is_causal=*/false, no_seed, no_seed, shape.scale);
+        queries(range, dq_THd).copy_(dq);
+        keys(range, dk_SKd).add_(dk);
+        keys(range, dv_SKd).add_(dv);
+    }
+}
+
+int64_t range_attention_library_bytes(at::Device device, at::ScalarType dtype, const AttentionShape& shape,
+                                      int64_t queries, int64_t keys, bool backward, bool deterministic) {
+    if (!device.is_cuda()) return 0;
+    constexpr int64_t rounding = int64_t{8} << 20, wide = static_cast<int64_t>(sizeof(float));
+    const auto each = static_cast<int64_t>(c10::elementSize(dtype));
+    const int64_t of_queries = queries * shape.heads * shape.head_dim, of_keys = keys * shape.heads * shape.head_dim;
+    const int64_t rows = queries * shape.heads * wide, of_kv_heads = keys * shape.kv_heads * shape.head_dim;
+    if (has_flash(shape, dtype) && !(backward && deterministic))
+        // out; backward also dq, its sums, and the gradients of keys and values for each head and summed. Measured on
+        // an H200 (LibTorch 2.11): 144 MB of 160 for 512 queries of 32 heads on 6,404 keys of 8.
+        return of_queries * each + rows + rounding +
+               (backward ? of_queries * (each + wide) + rows + 2 * (of_keys + of_kv_heads) * each : 0);
+    const int64_t group = shape.heads / shape.kv_heads, scores = group * queries * keys * wide;
+    return (backward ? 4 : 2) * scores + 6 * (group * queries + keys) * shape.head_dim * wide + rounding;
+}
+
+}  // namespace unsloth::ops
