@@ -220,7 +220,12 @@ void ActivationList::scratch(Scratch& s) {
     add(buffer("act", tile, std::max(mlp_columns(), experts_act), layers), s.act_full);
     if (spec_.experts) experts_scratch(*spec_.experts, s);
     if (sizes_.dropout)
-        add({"scratch", "dropped", {std::max(t * widest, tile * spec_.intermediate_size)}, dtype_, layers}, s.dropped);
+        add({"scratch",
+             "dropped",
+             {std::max({t * widest, tile * spec_.intermediate_size, sizes_.image_rows(spec_) * spec_.hidden_size})},
+             dtype_,
+             layers},
+            s.dropped);
     if (const int64_t rows = sizes_.image_rows(spec_); rows > 0) {
         add({"scratch", "gates of attention", {t}, at::kFloat, layers, Rows::tokens}, s.attention_gate_T);
         add({"scratch", "gates of MLPs", {t}, at::kFloat, layers, Rows::tokens}, s.mlp_gate_T);
@@ -329,7 +334,11 @@ void ActivationList::tokens(TokenBuffers& b, std::vector<at::Tensor>& objective)
     }
     const auto by_axes = [](const spec::RopeSpec& rope) { return rope.by_axes(); };
     if (std::ranges::any_of(spec_.ropes, by_axes)) ints("positions on axes", 3 * t, b.axes);
-    if (sizes_.image_rows(spec_) > 0) {
+    if (const int64_t rows = sizes_.image_rows(spec_); rows > 0) {
+        if (sizes_.dropout) {
+            ints("rows of features", rows, b.feature_row_S);
+            ints("offsets of features", rows, b.feature_offset_S);
+        }
         own({"tokens", "tokens that see images", {t}, at::kFloat, memory::always, Rows::tokens}, b.attends_T);
         own({"tokens", "tokens behind images", {t}, at::kFloat, memory::always, Rows::tokens}, b.adds_T);
     }

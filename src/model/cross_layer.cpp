@@ -29,11 +29,19 @@ at::Tensor lse_of(const LayerContext& c, const LayerSaved& a) {
     return a.lse.narrow(0, 0, heads * tokens).view({heads, tokens});
 }
 
+/// The products of features: dropout draws a mask for each of them.
+GroupContext of_features(const LayerContext& c) {
+    GroupContext group = c.group;
+    group.row_T = c.tokens.feature_row_S;
+    group.offset_T = c.tokens.feature_offset_S;
+    return group;
+}
+
 /// The features and their adapters' columns, which are the layer's own from here on.
 Activation features_of(const LayerContext& c, const weights::LayerWeights& w) {
     const weights::MatrixGroup& layout = c.group.layout[Group::cross_kv];
     const Activation features{c.tokens.features_full.narrow(1, 0, layout.inputs())};
-    fill_adapter_columns(c.group, Group::cross_kv, w[Group::cross_kv], features, {});
+    fill_adapter_columns(of_features(c), Group::cross_kv, w[Group::cross_kv], features, {});
     return features;
 }
 
@@ -71,7 +79,7 @@ void keys_backward(const LayerContext& c, const weights::LayerWeights& w, const 
     const Activation features = features_of(c, w);  // another layer's columns may be there
     input_backward(c.group, Group::cross_kv, w[Group::cross_kv], {dkv_full},
                    features.full.narrow(1, layout.k, layout.r), {});
-    adapter_backward(c.group, Group::cross_kv, dkv_full.narrow(1, layout.n, layout.r),
+    adapter_backward(of_features(c), Group::cross_kv, dkv_full.narrow(1, layout.n, layout.r),
                      features.full.narrow(1, 0, layout.k));
 }
 

@@ -22,11 +22,9 @@ void ModelPlan::require_images() const {
                         "Leave it out: each rank then has the whole model and rows of its own.");
     if (!spec().has_cross_layers()) return;
     const auto& lora = request_.lora;
-    const std::pair<const char*, bool> others[] = {
-        {"lora.use_dora", lora && lora->use_dora},
-        {"lora.lora_dropout", request_.trains && lora && lora->lora_dropout > 0},
-        {"model.compute_dtype", spec::any(request_.coded)},
-        {"Generating text", request_.sizes.cache_tokens > 0}};
+    const std::pair<const char*, bool> others[] = {{"lora.use_dora", lora && lora->use_dora},
+                                                   {"model.compute_dtype", spec::any(request_.coded)},
+                                                   {"Generating text", request_.sizes.cache_tokens > 0}};
     for (const auto& [what, asked] : others)
         if (asked)
             throw Error("option.unsupported",

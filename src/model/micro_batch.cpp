@@ -173,6 +173,17 @@ void MicroBatch::upload_rows(const data::Batch& batch) {
     copy_values(batch.offset_T, tokens.offset_T);
     inputs_.row_T = tokens.row_T;
     inputs_.offset_T = tokens.offset_T;
+    if (inputs_.sight == nullptr || !tokens.feature_row_S.defined()) return;
+    std::vector<int32_t> rows, offsets;
+    for (const SegmentFeatures& segment : inputs_.sight->segments)
+        for (int64_t i = 0; i < segment.rows; ++i) {
+            rows.push_back(batch.row_T[static_cast<std::size_t>(segment.token)]);
+            offsets.push_back(static_cast<int32_t>(i));
+        }
+    copy_values(rows, tokens.feature_row_S);
+    copy_values(offsets, tokens.feature_offset_S);
+    inputs_.feature_row_S = tokens.feature_row_S.narrow(0, 0, inputs_.sight->rows);
+    inputs_.feature_offset_S = tokens.feature_offset_S.narrow(0, 0, inputs_.sight->rows);
 }
 
 void MicroBatch::upload_noise(const data::Batch& batch, double alpha) {

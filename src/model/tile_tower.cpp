@@ -230,6 +230,7 @@ ImageSight sight_of(const spec::VisionSpec& spec, const std::vector<data::Image>
         }
         std::fill(sight.attends.begin() + begin, sight.attends.begin() + end, 1.0F);
         std::fill(sight.adds.begin() + images[first].first, sight.adds.begin() + end, 1.0F);
+        sight.segments.push_back({begin, sight.rows, row - sight.rows});
         sight.rows = row;
     }
     UNSLOTH_CHECK(next == images.size(), images.size() - next, " images are behind the last segment");

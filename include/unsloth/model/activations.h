@@ -136,16 +136,17 @@ struct RopeTable {
 struct TokenBuffers {
     at::Tensor ids_T, positions_T, row_T, offset_T;  ///< int32; the last two undefined without dropout and noise
     at::Tensor axes;                                 ///< int32, flat [T, 3]; undefined without M-RoPE
-    at::Tensor attends_T, adds_T;                    ///< fp32: ImageSight's; undefined where no layer crosses to images
-    at::Tensor noise_T;                              ///< fp32: its magnitude; undefined without noise
-    at::Tensor target_index_n, target_ids_n;         ///< int32, of the most rows with a target
-    at::Tensor target_places;                        ///< int32 [T copies]: where each token is among them, or -1
-    at::Tensor order_t, unique_u, starts_u1;         ///< int32; for a trained embedding, the last two of the most ids
-    at::Tensor q_offsets;                            ///< int32, of the most segments + 1
-    at::Tensor k_offsets, key_tokens, key_places;    ///< int32: as these two, of keys; undefined where all are own
-    at::Tensor adapter_T;                            ///< int32; undefined without several adapters
-    at::Tensor slots_T, lengths_S, pages;  ///< int32, of generation: ops::PagedRows; undefined without a cache
-    std::vector<RopeTable> ropes;          ///< by ModelSpec::ropes
+    at::Tensor feature_row_S, feature_offset_S;    ///< int32: as row_T and offset_T, of image features for such layers
+    at::Tensor attends_T, adds_T;                  ///< fp32: ImageSight's; undefined where no layer crosses to images
+    at::Tensor noise_T;                            ///< fp32: its magnitude; undefined without noise
+    at::Tensor target_index_n, target_ids_n;       ///< int32, of the most rows with a target
+    at::Tensor target_places;                      ///< int32 [T copies]: where each token is among them, or -1
+    at::Tensor order_t, unique_u, starts_u1;       ///< int32; for a trained embedding, the last two of the most ids
+    at::Tensor q_offsets;                          ///< int32, of the most segments + 1
+    at::Tensor k_offsets, key_tokens, key_places;  ///< int32: as these two, of keys; undefined where all are own
+    at::Tensor adapter_T;                          ///< int32; undefined without several adapters
+    at::Tensor slots_T, lengths_S, pages;          ///< int32, of generation: ops::PagedRows; undefined without a cache
+    std::vector<RopeTable> ropes;                  ///< by ModelSpec::ropes
 };
 
 /// A buffer that an objective has in each micro-batch, flat.

@@ -33,10 +33,11 @@ struct TokenInputs {
     int64_t all_keys = 0;        ///< these are of so many, of all ranks that share the rows; 0: of this rank's tokens
     at::Tensor row_T, offset_T;  ///< for dropout; may be undefined
     at::Tensor adapter_T;        ///< int32: which of several adapters the token has, -1: none; undefined: there is one
-    std::shared_ptr<const ImageSight> sight;    ///< of layers that cross; nullptr: there are no images for them
-    at::Tensor features_full;                   ///< [S, D + R]: what they see, with the columns of a layer's adapters
-    at::Tensor attends_T, adds_T;               ///< fp32, of the sight
-    std::shared_ptr<const DecodeBatch> cached;  ///< nullptr: every key is of this pass
+    std::shared_ptr<const ImageSight> sight;     ///< of layers that cross; nullptr: there are no images for them
+    at::Tensor features_full;                    ///< [S, D + R]: what they see, with the columns of a layer's adapters
+    at::Tensor attends_T, adds_T;                ///< fp32, of the sight
+    at::Tensor feature_row_S, feature_offset_S;  ///< int32, for dropout of the features; may be undefined
+    std::shared_ptr<const DecodeBatch> cached;   ///< nullptr: every key is of this pass
 };
 
 struct LayerContext {

@@ -16,11 +16,18 @@ struct TilePlace {
     int64_t own = 0, padding = 0;
 };
 
+/// The features of one segment: rows [first, first + rows).
+struct SegmentFeatures {
+    int32_t token = 0;  ///< the segment's first
+    int64_t first = 0, rows = 0;
+};
+
 /// What a micro-batch's tokens see of its images' features. A segment's features lie together: those of all its
 /// images' own tiles in the order of their tokens, then those of padding.
 struct ImageSight {
     std::vector<TilePlace> places;            ///< of each image
     std::vector<ops::AttentionRange> ranges;  ///< of tokens over features
+    std::vector<SegmentFeatures> segments;    ///< of those with images
     int64_t rows = 0;                         ///< of all features
     /// [T] 1 for tokens of segments with images, which all attend; and for those that an image's token precedes, or
     /// which are one: the MLP adds to no others. Else 0.
