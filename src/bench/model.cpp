@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <numeric>
 
 #include "unsloth/core/error.h"
@@ -33,7 +34,8 @@ train::StepSettings settings_of(const config::Config& config, comm::Group* group
 void add_images(data::Sample& sample, const spec::VisionSpec& spec, const RowImages& images) {
     const int64_t tokens = spec.tokens_of(images.patches(spec));
     const int32_t grid = images.grid(spec);
-    const auto bytes = static_cast<std::size_t>(images.patches(spec) * spec.patch_bytes());
+    const int64_t pieces = images.patches(spec) * (spec.tiles ? spec.tiles->patches() : 1);
+    const auto bytes = static_cast<std::size_t>(pieces * spec.patch_bytes());
     for (int64_t i = 0; i < images.count; ++i) {
         const int64_t first = i * tokens;
         std::fill_n(sample.ids.begin() + first, tokens, spec.image_token);
@@ -46,6 +48,7 @@ void add_images(data::Sample& sample, const spec::VisionSpec& spec, const RowIma
         sample.images.push_back(
             {static_cast<int32_t>(first), grid, grid, std::make_shared<const std::vector<uint8_t>>(std::move(pixels))});
     }
+    if (spec.tiles) return;
     data::VisionRows rows;
     rows.processor.merge = static_cast<int32_t>(spec.merge);
     sample.axes = data::axes_of(sample, rows);
@@ -67,6 +70,11 @@ int64_t image_tokens(const spec::ModelSpec& spec, const std::vector<int64_t>& le
 }  // namespace
 
 int32_t RowImages::grid(const spec::VisionSpec& spec) const {
+    if (spec.tiles) {
+        const double tile = static_cast<double>(spec.tiles->side * spec.patch_size),
+                     most = std::sqrt(static_cast<double>(spec.tiles->most));
+        return static_cast<int32_t>(std::clamp(std::round(static_cast<double>(pixels) / tile), 1.0, std::floor(most)));
+    }
     const int64_t token = spec.patch_size * spec.merge;
     return static_cast<int32_t>(std::max<int64_t>(1, (pixels + token / 2) / token) * spec.merge);
 }

@@ -41,8 +41,9 @@ struct StepOperations {
     double forward = 0, dx = 0, head = 0, attention = 0;
 };
 
+/// `features`: of a row's images, which layers that cross read in place of its tokens. They get no gradient.
 StepOperations count_operations(const spec::ModelSpec& spec, const std::vector<int64_t>& lengths,
-                                const spec::RunPlan& run) {
+                                const spec::RunPlan& run, int64_t features) {
     double tokens = 0, pairs = 0;
     for (const int64_t length : lengths) {
         tokens += static_cast<double>(length);
@@ -54,20 +55,31 @@ StepOperations count_operations(const spec::ModelSpec& spec, const std::vector<i
             sum += static_cast<double>(spec.out_features(p) * spec.in_features(p));
         return sum;
     };
-    const double qkv = weights({spec::Projection::q, spec::Projection::k, spec::Projection::v}),
+    const double q = weights({spec::Projection::q}), kv = weights({spec::Projection::k, spec::Projection::v}),
                  o = weights({spec::Projection::o});
+    const auto seen = static_cast<double>(features);  // of each token, if layers cross
+    const double all_seen = seen * static_cast<double>(lengths.size());
     const double down = static_cast<double>(spec.hidden_size) * spec.active_intermediate_size(), gate_up = 2 * down;
-    double forward = 0, dx = 0, attentions = 0;
-    for (const spec::LayerPlan& layer : run.layers) {
+    double forward = 0, dx = 0, attentions = 0, crossing = 0, crossed = 0;
+    for (std::size_t i = 0; i < run.layers.size(); ++i) {
+        const spec::LayerPlan& layer = run.layers[i];
         const spec::LayerSteps again = spec::recompute_of(layer.keep);
+        const bool crosses = spec.crosses(static_cast<int64_t>(i));
+        if (crosses && features == 0) continue;
+        const double qkv = crosses ? q : q + kv;
         dx += qkv + o + gate_up + down;
+        if (crosses) {
+            crossing += (again.qkv ? 2 : 1) * kv;
+            crossed += 3.5 + (again.attention ? 1 : 0);
+        }
         forward +=
             qkv + o + gate_up + down + (again.qkv ? qkv : 0) + (again.mid ? o : 0) + (again.gate_up ? gate_up : 0);
-        attentions += 3.5 + (again.attention ? 1 : 0);
+        if (!crosses) attentions += 3.5 + (again.attention ? 1 : 0);
     }
     const double head = 2.0 * static_cast<double>(spec.vocab_size * spec.hidden_size);
-    const double scores = pairs * static_cast<double>(spec.q_size()) * 4;
-    return {2 * tokens * forward, 2 * tokens * dx, 2 * tokens * head, scores * attentions};
+    const double scores = 4 * static_cast<double>(spec.q_size());
+    return {2 * (tokens * forward + all_seen * crossing), 2 * tokens * dx, 2 * tokens * head,
+            scores * (pairs * attentions + tokens * seen * crossed)};
 }
 
 /// The rate of an n³ product on this device, in operations per second: of the second half of a stretch of them without
@@ -183,7 +195,9 @@ engine_api::BenchResult bench_step(const config::LoadedConfig& loaded, const eng
     const double ms = times.ms;
     const auto cached = std::count_if(load.run.layers.begin(), load.run.layers.end(),
                                       [](const spec::LayerPlan& layer) { return layer.cached; });
-    const StepOperations operations = count_operations(spec, lengths, load.run);
+    const StepOperations operations =
+        count_operations(spec, lengths, load.run,
+                         images.count > 0 && spec.vision->tiles ? images.count * spec.vision->tiles->features() : 0);
     const auto rate = [&](bool fp8) { return fp8 ? rates.base : rates.compute; };
     const int64_t patches = images.count > 0 ? images.patches(*spec.vision) : 0;
     const double tower =

@@ -151,8 +151,8 @@ class RandomModelWriter {
     /// Named as the text part's tensors are: before transformers 4.52 no module held both parts.
     void add_tower(const spec::ModelSpec& spec) {
         if (!spec.vision) return;
-        const char* const module =
-            spec.stored_name("model.norm.weight").starts_with("model.language_model.") ? "model.visual." : "visual.";
+        const bool within = spec.stored_name("model.norm.weight").starts_with("model.language_model.");
+        const std::string module = cat(within ? "model." : "", spec.vision->tiles ? "" : "visual.");
         for (const spec::VisionTensor& tensor : spec::vision_tensors(*spec.vision)) {
             const bool norm =
                 tensor.name.find("norm") != std::string::npos || tensor.name.find("ln_q") != std::string::npos;

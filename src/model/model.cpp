@@ -236,7 +236,8 @@ void Model::act(const Action& action, const Pass& pass) {
     const ImageSight* const sight = spec().crosses(layer) ? micro.inputs().sight.get() : nullptr;
     const bool passes_by = spec().crosses(layer) && sight == nullptr;
     const int64_t rows = sight != nullptr ? std::max(micro.tokens(), sight->rows) : micro.tokens();
-    const weights::LayerWeights& w = network.weight_provider->ready(ctx_, layer, rows, pass.scope == PolicyScope::policy);
+    const weights::LayerWeights& w =
+        network.weight_provider->ready(ctx_, layer, rows, pass.scope == PolicyScope::policy);
     const bool is_left_out =
         pass.purpose == Pass::For::scoring && !left_out.empty() && left_out.at(static_cast<std::size_t>(layer));
     if (forward && (is_left_out || passes_by)) {

@@ -32,7 +32,7 @@ void ActivationList::tiles(const spec::VisionSpec& tower, const spec::TilesSpec&
 
 void ActivationList::vision(const spec::VisionSpec& tower, VisionBuffers& b) {
     if (tower.tiles) return tiles(tower, *tower.tiles, b);
-    const int64_t patches = sizes_.patches, c = tower.hidden_size, f = tower.intermediate_size;
+    const int64_t patches = sizes_.patches, c = tower.hidden_size, f = tower.inner_size();
     const int64_t merge = tower.merge * tower.merge, tokens = tower.tokens_of(patches);
     alike_ = 1;
     constexpr uint8_t alone = memory::tower, until_read = memory::tower | memory::forward;

@@ -139,7 +139,7 @@ class Sight {
     }
 
     void block(const weights::VisionBlock& w, bool in_windows) {
-        const int64_t c = spec_.hidden_size, f = spec_.intermediate_size, heads = spec_.num_heads;
+        const int64_t c = spec_.hidden_size, f = spec_.inner_size(), heads = spec_.num_heads;
         const int64_t d = spec_.head_dim(), pairs = d / 2;
         const at::Tensor h_PC = matrix_of(b_.h, patches_, c), qkv_PN = matrix_of(b_.wide, patches_, 3 * c);
         normalise(w.norm1, x_PC_, h_PC);

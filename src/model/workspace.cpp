@@ -53,11 +53,11 @@ int64_t products_workspace(const spec::ModelSpec& spec, const weights::LayerLayo
     } else if (sizes.patches > 0) {
         const spec::VisionSpec& tower = spec.vision.value();
         const int64_t c = tower.hidden_size, tokens = tower.tokens_of(sizes.patches), merged = tower.merged_size();
-        const int64_t inner = (tower.gated_mlp ? 2 : 1) * tower.intermediate_size;
+        const int64_t inner = (tower.gated_mlp ? 2 : 1) * tower.inner_size();
         most = std::max(
             {most, ops::gemm_cpu_workspace(dtype, sizes.patches, std::max(3 * c, inner), c),
              ops::gemm_cpu_workspace(dtype, sizes.patches, c,
-                                     std::max(tower.intermediate_size, spec::VisionSpec::frames * tower.patch_bytes())),
+                                     std::max(tower.inner_size(), spec::VisionSpec::frames * tower.patch_bytes())),
              ops::gemm_cpu_workspace(dtype, tokens, std::max(merged, tower.out_size), merged)});
     }
     if (spec.experts)

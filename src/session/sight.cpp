@@ -40,6 +40,9 @@ SeenPrompt Sight::read(const nlohmann::ordered_json& row, const std::filesystem:
     if (!vision_)
         throw Error("image.text-model", "the prompt has images, and text alone is read here",
                     "Choose a model with a vision tower, or remove the images.");
+    if (tower_.tiles)
+        throw Error("model.unsupported", "Llama 3.2 Vision answers about texts alone here, and the prompt has images",
+                    "It can be trained on images. Remove them, or choose Qwen2.5-VL or Qwen3-VL.");
     data::Sample placed = data::place_images(row, *vision_, root, encode);
     for (std::size_t i = 0; i < placed.images.size(); ++i)
         if (const int64_t tokens = vision_->tokens_of(placed.images[i]); tokens > bounds.image)

@@ -125,6 +125,14 @@ bool VisionSpec::attends_in_windows(int64_t layer) const {
 
 double vision_operations(const VisionSpec& spec, int64_t patches) {
     double weights = 0;  // that each patch meets
+    if (spec.tiles) {
+        for (const VisionTensor& tensor : vision_tensors(spec))
+            if (holds_products(tensor))
+                weights += static_cast<double>(tensor.shape[0]) * static_cast<double>(tensor.shape[1]);
+        const auto rows = static_cast<double>(spec.tiles->tower_rows()),
+                   layers = static_cast<double>(spec.depth + spec.tiles->global_depth);
+        return 2 * rows * (weights + 2 * layers * rows * static_cast<double>(spec.hidden_size));
+    }
     for (const VisionTensor& tensor : vision_tensors(spec)) {
         if (tensor.shape.size() < 2 || tensor.name == "pos_embed.weight") continue;
         double size = 1;

@@ -16,6 +16,8 @@ struct VisionBuffer {
     std::vector<std::string> from;
     at::Tensor* to;
     std::string gate = {};  ///< the values are multiplied by this tensor's tanh; empty: by nothing
+    int64_t rows_each = 0;  ///< that a tensor has here, its own and zeros; 0: its own
+    int64_t columns = 0;    ///< of the tensors, to which zeros are added here; 0: as many as the buffer's
 };
 
 /// Every tensor of the weights with its buffer: what is planned and what is loaded follow from this list.
@@ -74,11 +76,22 @@ class VisionList {
         linear(to.qkv, {name + "attn.qkv"});
         linear(to.proj, {name + "attn.proj"});
         norm(to.norm2, name + "norm2");
-        if (spec_.gated_mlp)
-            linear(to.in, {name + "mlp.gate_proj", name + "mlp.up_proj"});
-        else
-            linear(to.in, {name + "mlp.linear_fc1"});
-        linear(to.out, {name + (spec_.gated_mlp ? "mlp.down_proj" : "mlp.linear_fc2")});
+        if (spec_.gated_mlp) return gated_mlp(name, to);
+        linear(to.in, {name + "mlp.linear_fc1"});
+        linear(to.out, {name + "mlp.linear_fc2"});
+    }
+    /// Inner values that are not there are zeros: gate, up and down have VisionSpec::inner_size() of them.
+    void gated_mlp(const std::string& name, VisionBlock& to) {
+        const std::size_t first = buffers_.size();
+        linear(to.in, {name + "mlp.gate_proj", name + "mlp.up_proj"});
+        for (std::size_t i = first; i < buffers_.size(); ++i) {
+            buffers_[i].rows_each = spec_.inner_size();
+            buffers_[i].shape[0] = 2 * spec_.inner_size();
+        }
+        const std::size_t down = buffers_.size();
+        linear(to.out, {name + "mlp.down_proj"});
+        buffers_[down].columns = spec_.intermediate_size;
+        buffers_[down].shape[1] = spec_.inner_size();
     }
     void tiles(const spec::TilesSpec& tiles, VisionWeights& weights) {
         const std::string root = "vision_model.", learned = root + "gated_positional_embedding.";
@@ -192,15 +205,19 @@ VisionWeights VisionWeights::load(const spec::VisionSpec& spec, at::ScalarType d
     const VisionList list(spec, dtype, weights);
     for (const VisionBuffer& buffer : list.buffers()) {
         *buffer.to = arena.tensor(arena.plan().find(buffer.name), buffer.shape, buffer.dtype);
+        if (buffer.rows_each > 0 || buffer.columns > 0) buffer.to->zero_();
+        const int64_t columns = buffer.columns > 0 ? buffer.columns : buffer.shape.back();
         int64_t row = 0;
         for (const std::string& name : buffer.from) {
             const formats::TensorSource& source = *by_name.at(name);
             at::Tensor values = at::empty(source.rule.shape, at::kFloat);
             source.read_f32(values.mutable_data_ptr<float>());
-            if (buffer.shape.size() == 2) values = values.view({-1, buffer.shape[1]});
+            if (buffer.shape.size() == 2) values = values.view({-1, columns});
             if (!buffer.gate.empty()) values.mul_(gate_of(buffer.gate));
-            buffer.to->narrow(0, row, values.size(0)).copy_(values);
-            row += values.size(0);
+            at::Tensor rows = buffer.to->narrow(0, row, values.size(0));
+            if (buffer.columns > 0) rows = rows.narrow(1, 0, columns);
+            rows.copy_(values);
+            row += buffer.rows_each > 0 ? buffer.rows_each : values.size(0);
             source.drop();
         }
     }

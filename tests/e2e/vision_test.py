@@ -196,6 +196,11 @@ class Answers(Seeing):
         folder, _, rows, _ = self.family("qwen3_vl")
         asked = ("generate", "--model.path", folder, "--device", "cpu", *FP32, *ANSWERED)
         image = self.folder / "qwen3_vl/images/a_420.jpg"
+        tiled, _, _, _ = self.family("mllama")
+        self.fail_with(
+            "model.unsupported", "texts alone", "generate", "--model.path", tiled, "--device", "cpu", *FP32,
+            "--prompt", "x", "--image", image,
+        )  # fmt: skip
         self.fail_with("image.count", "2 images", *asked, "--prompt", "a<image>b", "--image", image, "--image", image)
         self.fail_with("disk.cannot-read", "none.jpg", *asked, "--prompt", "x", "--image", self.folder / "none.jpg")
         self.fail_with("image.remote", "http", *asked, "--file", write_rows(

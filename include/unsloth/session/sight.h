@@ -32,7 +32,7 @@ class Sight {
     Sight() = default;
     explicit Sight(const OpenedModel& opened);
 
-    bool sees_images() const { return vision_ != nullptr && vision_->missing.empty(); }
+    bool sees_images() const { return vision_ != nullptr && vision_->missing.empty() && !tower_.tiles; }
     /// Patches of the largest image of up to `tokens` tokens that the model's processor makes; 0: it sees none.
     int64_t most_patches(int64_t tokens) const;
 

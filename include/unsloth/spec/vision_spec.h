@@ -54,6 +54,8 @@ struct VisionSpec {
     std::array<double, 3> image_mean{}, image_std{};  ///< of pixels from 0 to 1, by channel
 
     int64_t head_dim() const { return hidden_size / num_heads; }
+    /// Inner values of an MLP as it is computed. Those of a gated one begin rows of their own: 16 bytes of 16 bits.
+    int64_t inner_size() const { return gated_mlp ? (intermediate_size + 7) / 8 * 8 : intermediate_size; }
     int64_t patch_bytes() const { return channels * patch_size * patch_size; }
     int64_t merged_size() const { return merge * merge * hidden_size; }  ///< values of a token's patches
     /// Image tokens of so many patches, or of so many tiles.
@@ -62,7 +64,7 @@ struct VisionSpec {
 };
 
 /// Operations, multiply-adds times two, of a forward pass over an image of so many patches, all of them in whole
-/// windows.
+/// windows; with tiles of any image.
 double vision_operations(const VisionSpec& spec, int64_t patches);
 
 /// A tensor of the tower: its name below the tower's module (with tiles: below the model), and its shape.
