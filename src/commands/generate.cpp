@@ -277,7 +277,8 @@ void run_generate(const config::LoadedConfig& given, const engine_api::GenerateR
     const AnswerSizes sizes = sizes_of(loaded, request, opened.file->spec, prompts, sight);
     const session::LoadedModel model =
         session::load_for_inference(loaded, opened, sizes.pass_tokens, sizes.rows, sizes.rows,
-                                    /*fewest_tokens=*/1, sizes.cache, request.adapters, {}, sizes.patches);
+                                    /*fewest_tokens=*/1, sizes.cache, request.adapters, {},
+                                    {sizes.patches, sizes.patches > 0 ? sizes.pass_tokens : 0});
     generate::DecoderOptions options;
     if (!request.chat && !request.stream) options.prefill_tokens = sizes.pass_tokens;  // nobody reads along
     generate::Decoder decoder(*model.ctx, *model.model, options);
