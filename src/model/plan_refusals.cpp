@@ -1,4 +1,6 @@
 // What a ModelPlan refuses before anything is loaded.
+#include <utility>
+
 #include "unsloth/core/error.h"
 #include "unsloth/model/loader.h"
 
@@ -11,6 +13,7 @@ void ModelPlan::require_grid() const {
                     "Leave it out, or set model.ignore_serve_grid to use the adapter without its grid.");
     };
     if (spec().experts) refuse("adapter.unsupported", "a model of experts");
+    if (spec().has_cross_layers()) refuse("adapter.unsupported", "a model whose layers read images' features");
     if (request_.lora->use_dora) refuse("adapter.unsupported", "lora.use_dora");
     if (request_.trains && request_.lora->lora_dropout > 0) refuse("option.unsupported", "lora.lora_dropout");
     if (any(request_.coded)) refuse("option.unsupported", "model.compute_dtype");
@@ -28,7 +31,7 @@ void ModelPlan::require_images() const {
                     cat(file_->checkpoint.folder().string(), ": rows have images, and ",
                         spec().part_of.empty() ? spec().model_type : spec().part_of,
                         " is not a model whose tower this program runs"),
-                    "Take a model of Qwen2.5-VL or Qwen3-VL, or rows of texts.");
+                    "Take a model of Llama 3.2 Vision, Qwen2.5-VL or Qwen3-VL, or rows of texts.");
     const std::pair<const char*, bool> ways[] = {{"distributed.tp_size", !request_.tp.alone()},
                                                  {"distributed.cp_size", !request_.cp.alone()},
                                                  {"distributed.pp_size", !request_.pp.alone()}};
@@ -36,6 +39,16 @@ void ModelPlan::require_images() const {
         if (shared)
             throw Error("parallel.unsupported", cat(option, " does not go with rows that have images"),
                         "Leave it out: each rank then has the whole model and rows of its own.");
+    if (!spec().has_cross_layers()) return;
+    const auto& lora = request_.lora;
+    const std::pair<const char*, bool> others[] = {{"lora.use_dora", lora && lora->use_dora},
+                                                   {"model.compute_dtype", spec::any(request_.coded)},
+                                                   {"Generating text", request_.sizes.cache_tokens > 0}};
+    for (const auto& [what, asked] : others)
+        if (asked)
+            throw Error("option.unsupported",
+                        cat(what, " does not go with images of ", spec().part_of, ", whose features layers read"),
+                        "Leave it out, or take a model of Qwen2.5-VL or Qwen3-VL.");
 }
 
 }  // namespace unsloth::model
