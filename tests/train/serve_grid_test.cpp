@@ -85,7 +85,7 @@ config::LoadedConfig for_merged(const fs::path& path, const std::string& dtype, 
 struct Loaded {
     explicit Loaded(const config::LoadedConfig& config)
         : opened(session::open_model(config.config)),
-          loaded(session::load_for_inference(config, opened, 512, 16, 512, 512, {}, {}, {}, 0)) {}
+          loaded(session::load_for_inference(config, opened, 512, 16, 512, 512, {}, {}, {}, {})) {}
     session::OpenedModel opened;
     session::LoadedModel loaded;
 };

@@ -78,6 +78,42 @@ TEST_P(VisionTest, TowersSeeWhatTheReferenceSees) {
     std::cout << family << ": towers off by " << most << "\n";
 }
 
+/// However many images the buffers hold at a time, and one after another.
+TEST_P(VisionTest, ImagesAreSeenTogetherAsAlone) {
+    const formats::WeightFile file = formats::WeightFile::open(model_path().string());
+    const spec::VisionSpec& spec = file.spec.vision.value();
+    ops::Context ctx(ops::choose_device(device));
+    memory::Plan plan;
+    weights::VisionWeights::plan(spec, at::kFloat, plan);
+    plan.place();
+    const memory::Arena arena(std::move(plan), ctx.device());
+    const weights::VisionWeights weights = weights::VisionWeights::load(spec, at::kFloat, file.tensors.vision, arena);
+    std::map<std::string, data::Image> by_name;
+    for (const auto& [name, _] : read_tensors(rows->files / "tower.safetensors")) {
+        const std::string image = name.substr(0, name.rfind('.'));
+        by_name.emplace(image, rows->image(image));
+    }
+    std::vector<data::Image> images;
+    int64_t patches = 0, largest = 0;
+    for (const auto& [name, image] : by_name) {
+        images.push_back(image);
+        patches += image.patches(), largest = std::max(largest, image.patches());
+    }
+    ASSERT_GE(images.size(), 3U);
+    const model::VisionBuffers buffers = buffers_for(spec, patches, ctx.device());
+    const auto seen = [&](int64_t room, bool together) {
+        model::VisionBuffers some = buffers;
+        some.x = buffers.x.narrow(0, 0, room * spec.hidden_size);
+        buffers.features.zero_();
+        model::see_images(ctx, spec, weights, some, images, together);
+        return buffers.features.narrow(0, 0, spec.tokens_of(patches)).clone();
+    };
+    const at::Tensor alone = seen(patches, false);
+    for (const int64_t room : {largest, patches - 1, patches})
+        EXPECT_LE(max_abs(seen(room, true), alone), 1e-5) << room;
+    EXPECT_GT(alone.abs().max().item<double>(), 0.01);
+}
+
 TEST_P(VisionTest, LogitsEqualTheReference) {
     const LoadedModel loaded = load_model(model_path(), seeing(device, at::kFloat));
     double most = 0;
