@@ -94,7 +94,7 @@ TEST(CommandLine, HelpWinsOverEverythingButAnUnknownCommand) {
     EXPECT_EQ(app::parse_command_line({"--version"}).command, app::Command::version);
     EXPECT_CONTAINS(error_of({"scoer", "--help"}, "command.unknown"), "Did you mean score?");
     EXPECT_CONTAINS(usage_message([] { app::help_text("tokenzie"); }), "Did you mean tokenize?");
-    EXPECT_CONTAINS(error_of({"--learning_rate", "fast"}), "expected a number >= 0, or auto, found");
+    EXPECT_CONTAINS(error_of({"--learning_rate", "fast"}), "expected a number >= 0 and <= 1, or auto, found");
 }
 
 TEST(CommandLine, ScoreTakesConfigurationKeysByShortNames) {
@@ -459,10 +459,10 @@ TEST(CommandLine, FilesToWriteAreKnown) {
     const app::CommandLine line = app::parse_command_line(
         {"score", "--path", "m", "--train_file", "t", "--out", "o.jsonl", "--logits", "l.safetensors"});
     ASSERT_EQ(line.outputs.size(), 2u);
-    EXPECT_EQ(line.outputs[0].option + " " + line.outputs[0].path, "out o.jsonl");
-    EXPECT_EQ(line.outputs[1].option + " " + line.outputs[1].path, "logits l.safetensors");
+    EXPECT_EQ(line.outputs[0].option + " " + line.outputs[0].path, "--out o.jsonl");
+    EXPECT_EQ(line.outputs[1].option + " " + line.outputs[1].path, "--logits l.safetensors");
     ASSERT_EQ(line.inputs.size(), 2u);
-    EXPECT_EQ(line.inputs[1].option + " " + line.inputs[1].path, "data.train_file t");
+    EXPECT_EQ(line.inputs[1].option + " " + line.inputs[1].path, "--data.train_file t");
     EXPECT_TRUE(line.typed.contains("data.train_file"));
 }
 

@@ -12,6 +12,7 @@ namespace {
 ModelSpec model() {
     ModelSpec spec;
     spec.num_layers = 12;
+    spec.layers.resize(12);
     return spec;
 }
 

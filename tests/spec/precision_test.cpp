@@ -13,6 +13,7 @@ using spec::WeightType;
 spec::ModelSpec model(bool tied = false) {
     spec::ModelSpec spec;
     spec.num_layers = 12;
+    spec.layers.resize(12);
     spec.hidden_size = spec.intermediate_size = 64;
     spec.num_heads = spec.num_kv_heads = 2;
     spec.head_dim = 32;

@@ -16,6 +16,7 @@ spec::ModelSpec model() {
     m.hidden_size = 48;
     m.intermediate_size = 96;
     m.num_layers = 2;
+    m.layers.resize(2);
     m.num_heads = 12;
     m.num_kv_heads = 4;
     m.head_dim = 8;

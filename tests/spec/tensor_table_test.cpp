@@ -13,6 +13,7 @@ ModelSpec model() {
     spec.hidden_size = 8;
     spec.intermediate_size = 12;
     spec.num_layers = 2;
+    spec.layers.resize(2);
     spec.num_heads = 2;
     spec.num_kv_heads = 1;
     spec.head_dim = 6;

@@ -63,7 +63,7 @@ TEST_F(ChatTemplates, GetWhatTransformersGives) {
               R"([{"thinking": "R", "role": "assistant", "reasoning": "R", "name": "n", "reasoning_content": "R"}])");
     const std::string message = error_of(
         "template.failed", [&] { text("a\n{{ raise_exception('no') }}", R"({"messages": [{"role": "user"}]})"); });
-    EXPECT_NE(message.find("default (of the model), line 2: no"), std::string::npos) << message;
+    EXPECT_NE(message.find("default (of the model), line 2, column 19: no"), std::string::npos) << message;
 }
 
 TEST_F(ChatTemplates, AreChosenByName) {

@@ -85,7 +85,7 @@ TEST(Jinja, ErrorsNameTheLineAndColumn) {
     for (const auto& [source, place] :
          {std::pair{"{{ m[0.x }}", "line 1, column 10: unexpected '}', expected ']'"},
           {"é{% for m in x %}\n äö {{ m }\n{% endfor %}", "line 2, column 10: unexpected '}'"},
-          {"a\n{% if x %}\n  {% endfor %}", "line 3, column 13: "},
+          {"a\n{% if x %}\n  {% endfor %}", "line 3, column 6: "},
           {"{% if x }", "line 1, column 9: unexpected '}'"},
           {"ab {# ", "line 1, column 4: missing end of comment tag"},
           {"{{ nothing.more }}", "line 1, column 11: 'nothing' is undefined"},

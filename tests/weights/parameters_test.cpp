@@ -14,6 +14,7 @@ ParameterTable table_of(int64_t layers) {
     spec.hidden_size = 64;
     spec.intermediate_size = 96;
     spec.num_layers = layers;
+    spec.layers.resize(static_cast<std::size_t>(layers));
     spec.num_heads = 4;
     spec.num_kv_heads = 2;
     spec.head_dim = 16;
