@@ -64,6 +64,7 @@ inline OpCase range_attention_case(const std::vector<ops::AttentionRange>& range
     };
     // LibTorch's kernels round weights to the type, and the backward pass reads the rounded output.
     // A query of one key has no gradient: terms of order 1, rounded, cancel.
+    if (dtype == at::kFloat) c.tolerance = Tolerance{1e-5, 1e-5, 1e-5};
     if (dtype == at::kHalf) c.tolerance = Tolerance{1.0 / 128, 1.0 / 128, 1e-5};
     if (dtype == at::kBFloat16) c.tolerance = Tolerance{1.0 / 16, 1.0 / 16, 1e-4};
     return c;
