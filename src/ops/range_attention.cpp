@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "ops/checks.h"
-#include "ops/cpu_rows.h"
+#include "ops/cpu_attention.h"
 #include "ops/range_attention_cuda.h"
 #include "unsloth/ops/profiler.h"
 #include "unsloth/ops/rows.h"
@@ -12,45 +12,12 @@
 namespace unsloth::ops {
 namespace {
 
-/// Rows [begin, end) of one head, as fp32.
-class RangeRows {
-  public:
-    RangeRows(const cpu::Rows& rows, int64_t head, int64_t begin, int64_t end)
-        : columns_(rows.columns()), values_(static_cast<size_t>((end - begin) * columns_)) {
-        std::vector<float> scratch(static_cast<size_t>(columns_));
-        for (int64_t i = begin; i < end; ++i)
-            std::copy_n(rows.read(i, head, scratch.data()), columns_, values_.data() + (i - begin) * columns_);
-    }
-    const float* operator[](int64_t i) const { return values_.data() + i * columns_; }
-
-  private:
-    int64_t columns_;
-    std::vector<float> values_;
-};
-
-float dot(const float* a, const float* b, int64_t count) {
-    return cpu::lane_sum(count, [&](int64_t c) { return a[c] * b[c]; });
-}
-
 void forward_cpu(const AttentionShape& shape, const AttentionRange& range, int64_t head, const cpu::Rows& q,
                  const cpu::Rows& k, const cpu::Rows& v, const cpu::Rows& out, float* lse_T) {
-    const int64_t d = shape.head_dim, keys = range.k_end - range.k_begin, kv = head / (shape.heads / shape.kv_heads);
-    const auto scale = static_cast<float>(shape.scale);
-    const RangeRows key(k, kv, range.k_begin, range.k_end), value(v, kv, range.k_begin, range.k_end);
-    std::vector<float> scratch(static_cast<size_t>(d)), sum(static_cast<size_t>(d)), scores(static_cast<size_t>(keys));
-    for (int64_t row = range.q_begin; row < range.q_end; ++row) {
-        const float* const query = q.read(row, head, scratch.data());
-        for (int64_t j = 0; j < keys; ++j) scores[static_cast<size_t>(j)] = scale * dot(query, key[j], d);
-        const float most = *std::ranges::max_element(scores);
-        for (float& score : scores) score = std::exp(score - most);
-        const float whole = cpu::lane_sum(keys, [&](int64_t j) { return scores[static_cast<size_t>(j)]; });
-        std::ranges::fill(sum, 0.0F);
-        for (int64_t j = 0; j < keys; ++j)
-            for (int64_t c = 0; c < d; ++c) sum[static_cast<size_t>(c)] += scores[static_cast<size_t>(j)] * value[j][c];
-        for (float& part : sum) part /= whole;
-        out.write(row, head, sum.data());
-        if (lse_T != nullptr) lse_T[row] = most + std::log(whole);
-    }
+    const int64_t kv = head / (shape.heads / shape.kv_heads);
+    const cpu::HeadRows key(k, kv, range.k_begin, range.k_end), value(v, kv, range.k_begin, range.k_end);
+    cpu::attend(static_cast<float>(shape.scale), range.q_begin, range.q_end, head, range.k_end - range.k_begin, key,
+                value, q, out, lse_T);
 }
 
 /// What one kv head's keys and values get, over all ranges and the heads that share it.
@@ -62,19 +29,20 @@ class KvHeadBackward {
           dv_(dk_.size(), 0.0F),
           row_(static_cast<size_t>(shape.head_dim)) {}
 
-    void add(const AttentionRange& range, int64_t head, const cpu::Rows& dout, const cpu::Rows& q, const RangeRows& key,
-             const RangeRows& value, const cpu::Rows& out, const float* lse_T, const cpu::Rows& dq) {
+    void add(const AttentionRange& range, int64_t head, const cpu::Rows& dout, const cpu::Rows& q,
+             const cpu::HeadRows& key, const cpu::HeadRows& value, const cpu::Rows& out, const float* lse_T,
+             const cpu::Rows& dq) {
         const int64_t d = shape_.head_dim;
         const auto scale = static_cast<float>(shape_.scale);
         std::vector<float> of_dout(row_.size()), of_q(row_.size()), of_out(row_.size());
         for (int64_t row = range.q_begin; row < range.q_end; ++row) {
             const float* const gradient = dout.read(row, head, of_dout.data());
             const float* const query = q.read(row, head, of_q.data());
-            const float delta = dot(gradient, out.read(row, head, of_out.data()), d);
+            const float delta = cpu::dot(gradient, out.read(row, head, of_out.data()), d);
             std::ranges::fill(row_, 0.0F);
             for (int64_t j = range.k_begin; j < range.k_end; ++j) {
-                const float p = std::exp(scale * dot(query, key[j], d) - lse_T[row]);
-                const float slope = scale * p * (dot(gradient, value[j], d) - delta);
+                const float p = std::exp(scale * cpu::dot(query, key[j], d) - lse_T[row]);
+                const float slope = scale * p * (cpu::dot(gradient, value[j], d) - delta);
                 float* const dk = dk_.data() + j * d;
                 float* const dv = dv_.data() + j * d;
                 for (int64_t c = 0; c < d; ++c) {
@@ -183,7 +151,7 @@ void range_attention_backward(Context& ctx, const AttentionShape& shape, const s
     const int64_t tokens = q_THd.size(0), keys = k_SKd.size(0), group = shape.heads / shape.kv_heads;
     at::parallel_for(0, shape.kv_heads, 1, [&](int64_t begin, int64_t end) {
         for (int64_t kv = begin; kv < end; ++kv) {
-            const RangeRows key(k, kv, 0, keys), value(v, kv, 0, keys);
+            const cpu::HeadRows key(k, kv, 0, keys), value(v, kv, 0, keys);
             KvHeadBackward sums(shape, keys);
             for (int64_t head = kv * group; head < (kv + 1) * group; ++head)
                 for (const AttentionRange& range : ranges)

@@ -5,7 +5,7 @@
 #include <numbers>
 
 #include "ops/checks.h"
-#include "ops/cpu_rows.h"
+#include "ops/cpu_attention.h"
 #include "ops/glu_cpu.h"
 #include "ops/vision_cuda.h"
 #include "unsloth/ops/profiler.h"
@@ -96,50 +96,6 @@ void gelu_cpu(const at::Tensor& x_PF, Gelu form) {
             rows.write(row, out.data());
         }
     });
-}
-
-/// Keys and values of one head of a segment, as fp32.
-class HeadRows {
-  public:
-    HeadRows(const cpu::Rows& rows, int64_t head, int64_t begin, int64_t end)
-        : columns_(rows.columns()), values_(static_cast<size_t>((end - begin) * columns_)) {
-        std::vector<float> scratch(static_cast<size_t>(columns_));
-        for (int64_t i = begin; i < end; ++i)
-            std::copy_n(rows.read(i, head, scratch.data()), columns_, values_.data() + (i - begin) * columns_);
-    }
-    const float* operator[](int64_t i) const { return values_.data() + i * columns_; }
-
-  private:
-    int64_t columns_;
-    std::vector<float> values_;
-};
-
-/// One row's probabilities, not divided by their sum, which it returns.
-float exponentials(std::vector<float>& scores) {
-    const float most = *std::max_element(scores.begin(), scores.end());
-    for (float& score : scores) score = std::exp(score - most);
-    return cpu::lane_sum(static_cast<int64_t>(scores.size()),
-                         [&](int64_t j) { return scores[static_cast<size_t>(j)]; });
-}
-
-void attend_cpu(float scale, int64_t begin, int64_t end, int64_t head, const cpu::Rows& q, const cpu::Rows& k,
-                const cpu::Rows& v, const cpu::Rows& out) {
-    const int64_t d = q.columns(), keys = end - begin;
-    const HeadRows key(k, head, begin, end), value(v, head, begin, end);
-    std::vector<float> scratch(static_cast<size_t>(d)), sum(static_cast<size_t>(d)), scores(static_cast<size_t>(keys));
-    for (int64_t row = begin; row < end; ++row) {
-        const float* const query = q.read(row, head, scratch.data());
-        for (int64_t j = 0; j < keys; ++j) {
-            const float* const other = key[j];
-            scores[static_cast<size_t>(j)] = scale * cpu::lane_sum(d, [&](int64_t c) { return query[c] * other[c]; });
-        }
-        const float whole = exponentials(scores);
-        std::fill(sum.begin(), sum.end(), 0.0F);
-        for (int64_t j = 0; j < keys; ++j)
-            for (int64_t c = 0; c < d; ++c) sum[static_cast<size_t>(c)] += scores[static_cast<size_t>(j)] * value[j][c];
-        for (float& part : sum) part /= whole;
-        out.write(row, head, sum.data());
-    }
 }
 
 void check_rows(const Context& ctx, const char* name, const at::Tensor& x_PC) {
@@ -245,7 +201,9 @@ void full_attention_forward(Context& ctx, double scale, const std::vector<int32_
     at::parallel_for(0, segments * heads, 1, [&](int64_t begin, int64_t end) {
         for (int64_t i = begin; i < end; ++i) {
             const auto segment = static_cast<size_t>(i / heads);
-            attend_cpu(static_cast<float>(scale), offsets[segment], offsets[segment + 1], i % heads, q, k, v, out);
+            const int64_t head = i % heads, first = offsets[segment], last = offsets[segment + 1];
+            const cpu::HeadRows key(k, head, first, last), value(v, head, first, last);
+            cpu::attend(static_cast<float>(scale), first, last, head, last - first, key, value, q, out);
         }
     });
 }
