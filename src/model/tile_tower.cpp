@@ -6,8 +6,8 @@
 #include <cmath>
 
 #include "model/copy_values.h"
+#include "model/tower_parts.h"
 #include "unsloth/core/error.h"
-#include "unsloth/ops/gemm.h"
 #include "unsloth/ops/profiler.h"
 #include "unsloth/ops/rows.h"
 #include "unsloth/ops/vision.h"
@@ -16,10 +16,6 @@ namespace unsloth::model {
 namespace {
 
 constexpr double outer_norm_eps = 1e-5;  // of the norms before and behind the layers, whatever config.json says
-
-at::Tensor first_rows(const at::Tensor& flat, int64_t rows, int64_t columns) {
-    return flat.narrow(0, 0, rows * columns).view({rows, columns});
-}
 
 /// One image's way through the tower.
 class TileSight {
@@ -34,9 +30,9 @@ class TileSight {
           own_(image.patches()),
           id_(tiles_.arrangement(image.grid_h, image.grid_w)),
           rows_(tiles_.tower_rows()),
-          x_PC_(first_rows(b.x, rows_, spec.hidden_size)),
-          stacked_(first_rows(b.stacked, tiles_.features(),
-                              spec.hidden_size * (1 + static_cast<int64_t>(tiles_.chosen.size())))) {
+          x_PC_(matrix_of(b.x, rows_, spec.hidden_size)),
+          stacked_(matrix_of(b.stacked, tiles_.features(),
+                             spec.hidden_size * (1 + static_cast<int64_t>(tiles_.chosen.size())))) {
         const auto real = static_cast<int32_t>(own_ * tiles_.rows()), all = static_cast<int32_t>(rows_);
         // Padding does not see padding; everything else sees everything.
         ranges_ = {{0, real, 0, all}};
@@ -57,7 +53,7 @@ class TileSight {
         const int64_t own = own_ * tiles_.rows(), padding = tiles_.features() - own;
         const auto project = [&](int64_t first, int64_t rows, int64_t to) {
             if (rows > 0)
-                multiply(w_.projector, stacked_.narrow(0, first, rows),
+                multiply(ctx_, w_.projector, stacked_.narrow(0, first, rows),
                          b_.features.narrow(0, to, rows).narrow(1, 0, spec_.out_size));
         };
         project(0, own, place.own);
@@ -88,11 +84,11 @@ class TileSight {
                 }
         copy_values(patches, b_.bytes);
         ops::zero_2d(ctx_, x_PC_);
-        const at::Tensor values_PK = first_rows(b_.wide, tiles_.patches(), spec_.patch_bytes());
+        const at::Tensor values_PK = matrix_of(b_.wide, tiles_.patches(), spec_.patch_bytes());
         for (int64_t tile = 0; tile < own_; ++tile) {
             ops::patch_values(ctx_, b_.bytes.narrow(0, tile * each, each).view({tiles_.patches(), spec_.patch_bytes()}),
                               w_.value_CB, /*frames=*/1, values_PK);
-            multiply({w_.patch_CK, {}}, values_PK, x_PC_.narrow(0, tile * tiles_.rows() + 1, tiles_.patches()));
+            multiply(ctx_, {w_.patch_CK, {}}, values_PK, x_PC_.narrow(0, tile * tiles_.rows() + 1, tiles_.patches()));
         }
         add_places();
         const at::Tensor features_PC = x_PC_.narrow(0, 0, tiles_.features());
@@ -104,7 +100,7 @@ class TileSight {
         const auto rows = static_cast<int64_t>(index.size()) / 4;
         copy_values(index, b_.index);
         copy_values(share, b_.share);
-        ops::add_interpolated(ctx_, w_.places_NC, first_rows(b_.index, rows, 4), first_rows(b_.share, rows, 4),
+        ops::add_interpolated(ctx_, w_.places_NC, matrix_of(b_.index, rows, 4), matrix_of(b_.share, rows, 4),
                               x_PC_.narrow(0, 0, rows));
     }
     int64_t ids() const { return static_cast<int64_t>(tiles_.arrangements.size()) + 1; }
@@ -146,34 +142,24 @@ class TileSight {
                      stacked_.narrow(1, number * spec_.hidden_size, spec_.hidden_size));
     }
 
-    /// out = x Wᵀ + b, or added to out.
-    void multiply(const weights::VisionLinear& w, const at::Tensor& x, const at::Tensor& out, bool adds = false) {
-        ops::Gemm product{
-            .a = x, .b = w.weight_NK, .out = out, .transpose_b = true, .beta = adds ? 1.0 : 0.0, .label = "gemm tower"};
-        if (w.bias_N.defined()) product.bias = w.bias_N;
-        ops::gemm(ctx_, product);
-    }
-
     void normalise(const weights::VisionNorm& w, const at::Tensor& x, const at::Tensor& y, double eps) {
         ops::layer_norm_forward(ctx_, x, w.weight, w.bias, eps, y);
     }
 
     void block(const weights::VisionBlock& w) {
         const int64_t c = spec_.hidden_size, heads = spec_.num_heads, d = spec_.head_dim();
-        const at::Tensor h_PC = first_rows(b_.h, rows_, c), qkv_PN = first_rows(b_.wide, rows_, 3 * c);
-        const auto heads_of = [&](const at::Tensor& x_PN, int64_t begin) {
-            return x_PN.narrow(1, begin, c).unflatten(1, {heads, d});
-        };
+        const at::Tensor h_PC = matrix_of(b_.h, rows_, c), qkv_PN = matrix_of(b_.wide, rows_, 3 * c);
         normalise(w.norm1, x_PC_, h_PC, spec_.norm_eps);
-        multiply(w.qkv, h_PC, qkv_PN);
-        ops::range_attention_forward(ctx_, attention_shape(spec_), ranges_, heads_of(qkv_PN, 0), heads_of(qkv_PN, c),
-                                     heads_of(qkv_PN, 2 * c), heads_of(h_PC, 0));
-        multiply(w.proj, h_PC, x_PC_, /*adds=*/true);
+        multiply(ctx_, w.qkv, h_PC, qkv_PN);
+        ops::range_attention_forward(ctx_, attention_shape(spec_), ranges_, heads_of(qkv_PN, 0, heads, d),
+                                     heads_of(qkv_PN, c, heads, d), heads_of(qkv_PN, 2 * c, heads, d),
+                                     heads_of(h_PC, 0, heads, d));
+        multiply(ctx_, w.proj, h_PC, x_PC_, /*adds=*/true);
         normalise(w.norm2, x_PC_, h_PC, spec_.norm_eps);
-        const at::Tensor inner_PF = first_rows(b_.wide, rows_, spec_.intermediate_size);
-        multiply(w.in, h_PC, inner_PF);
+        const at::Tensor inner_PF = matrix_of(b_.wide, rows_, spec_.intermediate_size);
+        multiply(ctx_, w.in, h_PC, inner_PF);
         ops::gelu(ctx_, inner_PF, ops::Gelu::erf);
-        multiply(w.out, inner_PF, x_PC_, /*adds=*/true);
+        multiply(ctx_, w.out, inner_PF, x_PC_, /*adds=*/true);
     }
 
     static ops::AttentionShape attention_shape(const spec::VisionSpec& spec) {

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "model/copy_values.h"
-#include "unsloth/ops/gemm.h"
+#include "model/tower_parts.h"
 #include "unsloth/ops/norm.h"
 #include "unsloth/ops/profiler.h"
 #include "unsloth/ops/rope.h"
@@ -17,20 +17,10 @@
 namespace unsloth::model {
 namespace {
 
-/// The first values of a flat buffer as a matrix.
-at::Tensor matrix_of(const at::Tensor& flat, int64_t rows, int64_t columns) {
-    return flat.narrow(0, 0, rows * columns).view({rows, columns});
-}
-
-/// Columns [begin, begin + heads d) of a packed matrix as [P, heads, d].
-at::Tensor heads_of(const at::Tensor& x_PN, int64_t begin, int64_t heads, int64_t d) {
-    return x_PN.narrow(1, begin, heads * d).unflatten(1, {heads, d});
-}
-
 /// Some images' patches, one image after another.
 struct Patches {
     int64_t count = 0;
-    spec::PatchOrder order;  ///< of all: tokens are numbers among those of all images. Without Patches::patches
+    spec::PatchOrder order;  ///< of all: tokens are numbers among those of all images. Without PatchOrder::patches
     spec::PatchPositions learned;
     std::vector<int32_t> images = {0};  ///< offsets of the images' patches, from 0 to count
     std::vector<uint8_t> pixels;
@@ -112,7 +102,7 @@ class Sight {
         const at::Tensor values_PK = matrix_of(b_.wide, patches_, values);
         ops::patch_values(ctx_, matrix_of(b_.bytes, patches_, spec_.patch_bytes()), w_.value_CB,
                           spec::VisionSpec::frames, values_PK);
-        multiply({w_.patch_CK, w_.patch_bias_C}, values_PK, x_PC_);
+        multiply(ctx_, {w_.patch_CK, w_.patch_bias_C}, values_PK, x_PC_);
         if (spec_.position_side > 0) {
             copy_values(of_.learned.index, b_.index);
             copy_values(of_.learned.share, b_.share);
@@ -121,14 +111,6 @@ class Sight {
         }
         ops::rope_table(ctx_, matrix_of(b_.positions, patches_, 2), w_.inv_freq_p, 1.0,
                         matrix_of(b_.cos, patches_, pairs), matrix_of(b_.sin, patches_, pairs), w_.axis_p);
-    }
-
-    /// out = x Wᵀ + b, or added to out.
-    void multiply(const weights::VisionLinear& w, const at::Tensor& x, const at::Tensor& out, bool adds = false) {
-        ops::Gemm product{
-            .a = x, .b = w.weight_NK, .out = out, .transpose_b = true, .beta = adds ? 1.0 : 0.0, .label = "gemm tower"};
-        if (w.bias_N.defined()) product.bias = w.bias_N;
-        ops::gemm(ctx_, product);
     }
 
     void normalise(const weights::VisionNorm& w, const at::Tensor& x, const at::Tensor& y) {
@@ -143,24 +125,24 @@ class Sight {
         const int64_t d = spec_.head_dim(), pairs = d / 2;
         const at::Tensor h_PC = matrix_of(b_.h, patches_, c), qkv_PN = matrix_of(b_.wide, patches_, 3 * c);
         normalise(w.norm1, x_PC_, h_PC);
-        multiply(w.qkv, h_PC, qkv_PN);
+        multiply(ctx_, w.qkv, h_PC, qkv_PN);
         ops::rope_apply(ctx_, heads_of(qkv_PN, 0, 2 * heads, d), matrix_of(b_.cos, patches_, pairs),
                         matrix_of(b_.sin, patches_, pairs), /*backward=*/false);
         ops::full_attention_forward(ctx_, 1.0 / std::sqrt(static_cast<double>(d)),
                                     in_windows ? of_.order.windows : of_.images, heads_of(qkv_PN, 0, heads, d),
                                     heads_of(qkv_PN, c, heads, d), heads_of(qkv_PN, 2 * c, heads, d),
                                     heads_of(h_PC, 0, heads, d));
-        multiply(w.proj, h_PC, x_PC_, /*adds=*/true);
+        multiply(ctx_, w.proj, h_PC, x_PC_, /*adds=*/true);
         normalise(w.norm2, x_PC_, h_PC);
         const at::Tensor inner_PF = matrix_of(b_.wide, patches_, (spec_.gated_mlp ? 2 : 1) * f);
-        multiply(w.in, h_PC, inner_PF);
+        multiply(ctx_, w.in, h_PC, inner_PF);
         if (spec_.gated_mlp) {
             const at::Tensor act_PF = matrix_of(b_.h, patches_, f);
             ops::swiglu_forward(ctx_, inner_PF, act_PF);
-            return multiply(w.out, act_PF, x_PC_, /*adds=*/true);
+            return multiply(ctx_, w.out, act_PF, x_PC_, /*adds=*/true);
         }
         ops::gelu(ctx_, inner_PF, ops::Gelu::tanh);
-        multiply(w.out, inner_PF, x_PC_, /*adds=*/true);
+        multiply(ctx_, w.out, inner_PF, x_PC_, /*adds=*/true);
     }
 
     /// `normed`: values that the norm takes at a time, a patch's or all of a token's.
@@ -169,11 +151,11 @@ class Sight {
                       rows = patches_ * spec_.hidden_size / normed;
         normalise(w.norm, x_PC_.view({rows, normed}), matrix_of(b_.h, rows, normed));
         const at::Tensor inner_NM = matrix_of(b_.wide, tokens, merged);
-        multiply(w.in, matrix_of(b_.h, tokens, merged), inner_NM);
+        multiply(ctx_, w.in, matrix_of(b_.h, tokens, merged), inner_NM);
         ops::gelu(ctx_, inner_NM, ops::Gelu::erf);
-        if (spec_.window == 0) return multiply(w.out, inner_NM, out_ND);
+        if (spec_.window == 0) return multiply(ctx_, w.out, inner_NM, out_ND);
         const at::Tensor in_windows_ND = matrix_of(b_.h, tokens, spec_.out_size);
-        multiply(w.out, inner_NM, in_windows_ND);
+        multiply(ctx_, w.out, inner_NM, in_windows_ND);
         ops::scatter_rows(ctx_, in_windows_ND, b_.tokens.narrow(0, 0, tokens), out_ND);
     }
 
