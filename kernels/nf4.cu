@@ -167,17 +167,6 @@ void launch(Jobs& jobs, spec::DType out_type, cudaStream_t stream) {
 
 // ---- quantisation ----
 
-__device__ __forceinline__ float finite_magnitude(float x) {
-    const float magnitude = fabsf(x);
-    return magnitude <= 3.402823466e38F ? magnitude : __int_as_float(0x7F800000);  // a NaN would get lost in a maximum
-}
-
-/// 1 / x, or 0 where that is not finite, so that products with it never become a NaN.
-__device__ __forceinline__ float inverse_or_zero(float x) {
-    const float inverse = __fdiv_rn(1.0F, x);
-    return inverse <= 3.402823466e38F ? inverse : 0.0F;
-}
-
 /// spec/quant4.h's thresholds where device code can index them.
 struct Nf4Thresholds {
     float value[15];
@@ -211,10 +200,19 @@ __global__ void __launch_bounds__(threads)
 
 constexpr int mean_threads = 1024;
 
-/// One thread block: the mean in fp64, in an order that depends on the number of values alone.
-__global__ void __launch_bounds__(mean_threads) mean_of(const float* __restrict__ values, int64_t count, float* mean) {
+/// A thread block a nested block: the sum of its maxima, in fp64.
+__global__ void __launch_bounds__(spec::quant4_nested_block)
+    sum_maxima(const float* __restrict__ maxima, int64_t count, double* __restrict__ sums) {
+    const int64_t i = int64_t{blockIdx.x} * spec::quant4_nested_block + threadIdx.x;
+    const double sum = block_sum_f64<spec::quant4_nested_block>(i < count ? static_cast<double>(maxima[i]) : 0.0);
+    if (threadIdx.x == 0) sums[blockIdx.x] = sum;
+}
+
+/// One thread block: the mean of `count` values by their partial sums, in an order that depends on the count alone.
+__global__ void __launch_bounds__(mean_threads)
+    mean_of(const double* __restrict__ sums, int64_t parts, int64_t count, float* mean) {
     double sum = 0;
-    for (int64_t i = threadIdx.x; i < count; i += mean_threads) sum += static_cast<double>(values[i]);
+    for (int64_t i = threadIdx.x; i < parts; i += mean_threads) sum += sums[i];
     const double total = block_sum_f64<mean_threads>(sum);
     if (threadIdx.x == 0) *mean = static_cast<float>(total / static_cast<double>(count));
 }
@@ -222,7 +220,8 @@ __global__ void __launch_bounds__(mean_threads) mean_of(const float* __restrict_
 /// A thread block a nested block of 256 maxima.
 __global__ void __launch_bounds__(spec::quant4_nested_block)
     quantize_absmax(const float* __restrict__ absmax, int64_t blocks, const float* __restrict__ offset,
-                    const float* __restrict__ map, uint8_t* __restrict__ codes, float* __restrict__ nested_absmax) {
+                    const float* __restrict__ map, uint8_t* __restrict__ codes, float* __restrict__ nested_absmax,
+                    float* __restrict__ decoded) {
     __shared__ float midpoints[256];
     __shared__ float warp_largest[spec::quant4_nested_block / warp];
     const int64_t block = int64_t{blockIdx.x} * spec::quant4_nested_block + threadIdx.x;
@@ -247,6 +246,7 @@ __global__ void __launch_bounds__(spec::quant4_nested_block)
         }
     }
     codes[block] = static_cast<uint8_t>(begin);
+    if (decoded != nullptr) decoded[block] = __fadd_rn(__fmul_rn(map[begin], largest), *offset);
 }
 
 }  // namespace
@@ -280,19 +280,27 @@ void dequantize_4bit(const DequantizeArgs* args, int64_t count, cudaStream_t str
 
 void quantize_nf4(const QuantizeArgs& args, cudaStream_t stream) {
     const int64_t blocks = ceil_div(args.elements, spec::quant4_block);
+    if (blocks > 0)
+        dispatch_floating(args.type, [&](auto tag) {
+            using T = typename decltype(tag)::type;
+            UNSLOTH_LAUNCH(quantize_blocks<T>, static_cast<unsigned>(ceil_div(blocks, threads / warp)), threads, 0,
+                           stream, static_cast<const T*>(args.w), args.elements, blocks, Nf4Thresholds(), args.packed,
+                           args.maxima.absmax);
+        });
+    quantize_maxima(args.maxima, blocks, stream);
+}
+
+void quantize_maxima(const MaximaArgs& args, int64_t blocks, cudaStream_t stream) {
     if (blocks == 0) {
         UNSLOTH_CUDA_CHECK(cudaMemsetAsync(args.offset, 0, sizeof(float), stream));
         return;
     }
-    dispatch_floating(args.type, [&](auto tag) {
-        using T = typename decltype(tag)::type;
-        UNSLOTH_LAUNCH(quantize_blocks<T>, static_cast<unsigned>(ceil_div(blocks, threads / warp)), threads, 0, stream,
-                       static_cast<const T*>(args.w), args.elements, blocks, Nf4Thresholds(), args.packed, args.absmax);
-    });
-    UNSLOTH_LAUNCH(mean_of, 1, mean_threads, 0, stream, args.absmax, blocks, args.offset);
-    UNSLOTH_LAUNCH(quantize_absmax, static_cast<unsigned>(ceil_div(blocks, spec::quant4_nested_block)),
-                   spec::quant4_nested_block, 0, stream, args.absmax, blocks, args.offset, args.map, args.absmax_codes,
-                   args.nested_absmax);
+    const int64_t parts = ceil_div(blocks, spec::quant4_nested_block);
+    UNSLOTH_LAUNCH(sum_maxima, static_cast<unsigned>(parts), spec::quant4_nested_block, 0, stream, args.absmax, blocks,
+                   args.sums);
+    UNSLOTH_LAUNCH(mean_of, 1, mean_threads, 0, stream, args.sums, parts, blocks, args.offset);
+    UNSLOTH_LAUNCH(quantize_absmax, static_cast<unsigned>(parts), spec::quant4_nested_block, 0, stream, args.absmax,
+                   blocks, args.offset, args.map, args.codes, args.nested_absmax, args.decoded);
 }
 
 }  // namespace unsloth::kernels

@@ -13,6 +13,17 @@ __device__ __forceinline__ float mxfp4_scale(unsigned exponent) {
     return __uint_as_float(exponent == 0 ? 0x00400000U : exponent << 23);
 }
 
+__device__ __forceinline__ float finite_magnitude(float x) {
+    const float magnitude = fabsf(x);
+    return magnitude <= 3.402823466e38F ? magnitude : __int_as_float(0x7F800000);  // a NaN would get lost in a maximum
+}
+
+/// 1 / x, or 0 where that is not finite, so that products with it never become a NaN.
+__device__ __forceinline__ float inverse_or_zero(float x) {
+    const float inverse = __fdiv_rn(1.0F, x);
+    return inverse <= 3.402823466e38F ? inverse : 0.0F;
+}
+
 /// Of block `block` of `kBlock` elements. Each operation is rounded: a fused multiply-add would change bits.
 template <int kBlock>
 __device__ __forceinline__ float block_scale(const spec::Quant4View& weight, int64_t block) {

@@ -1,35 +1,48 @@
-// Launchers of rounding to a grid; see include/unsloth/ops/serve_grid.h. All pointers are device pointers.
+// Launchers of rounding to a grid; see include/unsloth/ops/serve_grid.h. All pointers are device pointers. The base and
+// what is written for nf4 are aligned to 16 bytes, and columns are a multiple of 8.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
 #include "kernels/rows_view.h"
 #include "unsloth/spec/dtype.h"
+#include "unsloth/spec/quant4.h"
 #include "unsloth/spec/serve_grid.h"
 
 namespace unsloth::kernels {
 
+/// Where codes and block maxima of a matrix go.
+struct Nf4Blocks {
+    uint8_t* packed = nullptr;
+    float* maxima = nullptr;
+};
+
 struct GridFold {
     spec::ServeGrid grid = spec::ServeGrid::nf4;
     int64_t rows = 0, cols = 0, rank = 0;  ///< rank 0: no adapter
-    float* w = nullptr;                    ///< [rows, cols]
+    spec::Quant4View codes;                ///< W in 4 bits, not MXFP4's
+    const void* w = nullptr;               ///< where there are none: W [rows, cols], without gaps
+    spec::DType w_type = spec::DType::f32;
     const float *b = nullptr, *a = nullptr;
     float scale = 0;
     spec::DType out_type = spec::DType::bf16;
-    Matrix out;  ///< not of nf4
+    Matrix out;
+    Nf4Blocks nf4;                                                   ///< of fold_to_nf4
+    bool a_aligned = false, b_aligned = false, out_aligned = false;  ///< the launcher says
 };
-/// w += scale · B·A, in place.
-void add_low_rank(const GridFold& fold, cudaStream_t stream);
-/// out = the grid's values for w + scale · B·A: all grids but nf4. w is overwritten.
-void fold_to_row_grid(const GridFold& fold, cudaStream_t stream);
+/// out (fp32) = W + scale · B·A; may be w.
+void fold_to_values(const GridFold& fold, cudaStream_t stream);
+/// Codes of W + scale · B·A, and their block maxima in fp32. Columns: a multiple of 64.
+void fold_to_nf4(const GridFold& fold, cudaStream_t stream);
+/// out = the grid's values for W + scale · B·A: grids that have_row_blocks.
+void fold_to_row_blocks(const GridFold& fold, cudaStream_t stream);
 
-/// maxima[b] = map[codes[b]] · nested[b / 256] + *offset, as spec/quant4.h says: nf4's block maxima.
-struct NestedMaxima {
-    int64_t blocks = 0;
-    const uint8_t* codes = nullptr;
-    const float *map = nullptr, *nested = nullptr, *offset = nullptr;
-    float* maxima = nullptr;
+struct Fp8Rounding {
+    const float* values = nullptr;  ///< [rows, cols]
+    int64_t rows = 0, cols = 0;
+    spec::DType out_type = spec::DType::bf16;
+    Matrix out;
 };
-void decode_nested_maxima(const NestedMaxima& params, cudaStream_t stream);
+void round_rows_to_fp8(const Fp8Rounding& params, cudaStream_t stream);
 
 }  // namespace unsloth::kernels

@@ -238,11 +238,11 @@ MergedTensor MergedModel::open(const spec::TensorRule& rule) const {
     }
     if (rule.role != spec::TensorRole::linear) return tensor;
     if (grid_ != spec::ServeGrid::nf4) tensor.grid_ = grid_;
-    if (spec::has_row_blocks(grid_) && tensor.cols() % spec::grid_block != 0)
+    if (grid_ != spec::ServeGrid::none && tensor.cols() % spec::columns_of(grid_) != 0)
         throw Error("option.unsupported",
-                    cat("grid ", name_of(grid_), " needs rows of a multiple of ", spec::grid_block,
+                    cat("grid ", name_of(grid_), " needs rows of a multiple of ", spec::columns_of(grid_),
                         " values; those of ", rule.hf_name, " have ", tensor.cols()),
-                    "Take nf4 or fp8.");
+                    "Take nf4 or fp8, which need a multiple of 8.");
     const spec::LoraModule lora = lora_of(rule);
     if (lora.r == 0) return tensor;
     tensor.r_ = lora.r;

@@ -121,17 +121,18 @@ void quantize_on_cpu(const at::Tensor& w_NK, Quant4Tensor& result) {
 void quantize_on_cuda(Context& ctx, const at::Tensor& w_NK, Quant4Tensor& result) {
     const c10::cuda::CUDAGuard guard(ctx.device());
     const auto floats = w_NK.options().dtype(at::kFloat);
-    at::Tensor absmax = at::empty({result.absmax.numel()}, floats);
-    at::Tensor offset = at::empty({1}, floats);
+    const at::Tensor absmax = at::empty({result.absmax.numel()}, floats), offset = at::empty({1}, floats),
+                     sums = at::empty({result.nested_absmax.numel()}, floats.dtype(at::kDouble));
     kernels::quantize_nf4({.w = w_NK.const_data_ptr(),
                            .type = dtype_of(w_NK),
                            .elements = w_NK.numel(),
-                           .map = result.tables.data_ptr<float>() + 16,
                            .packed = result.packed.data_ptr<uint8_t>(),
-                           .absmax = absmax.data_ptr<float>(),
-                           .absmax_codes = result.absmax.data_ptr<uint8_t>(),
-                           .nested_absmax = result.nested_absmax.data_ptr<float>(),
-                           .offset = offset.data_ptr<float>()},
+                           .maxima = {.map = result.tables.data_ptr<float>() + 16,
+                                      .absmax = absmax.data_ptr<float>(),
+                                      .sums = sums.data_ptr<double>(),
+                                      .codes = result.absmax.data_ptr<uint8_t>(),
+                                      .nested_absmax = result.nested_absmax.data_ptr<float>(),
+                                      .offset = offset.data_ptr<float>()}},
                           static_cast<cudaStream_t>(ctx.stream()));
     result.nested_offset = offset.item<float>();
 }

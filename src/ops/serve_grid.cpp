@@ -31,11 +31,13 @@ int64_t aligned_part(int64_t bytes) {
 /// nf4's workspace, for a matrix of so many elements.
 struct Nf4Buffers {
     at::Tensor tables, maxima, values, nested, offset;  ///< fp32: block maxima before and after they are coded
+    at::Tensor sums;                                    ///< fp64
     at::Tensor codes, packed;                           ///< uint8
     int64_t bytes = 0;
 
     explicit Nf4Buffers(int64_t elements, const at::Tensor& workspace = {}) {
-        const int64_t blocks = (elements + spec::quant4_block - 1) / spec::quant4_block;
+        const int64_t blocks = (elements + spec::quant4_block - 1) / spec::quant4_block,
+                      nested_blocks = (blocks + spec::quant4_nested_block - 1) / spec::quant4_nested_block;
         const auto take = [&](at::Tensor& part, at::ScalarType type, int64_t count) {
             const int64_t size = count * static_cast<int64_t>(c10::elementSize(type));
             if (workspace.defined()) part = workspace.narrow(0, bytes, size).view(type);
@@ -44,19 +46,20 @@ struct Nf4Buffers {
         take(tables, at::kFloat, table_floats);  // first: they lie at one place for matrices of all sizes
         take(maxima, at::kFloat, blocks);
         take(values, at::kFloat, blocks);
-        take(nested, at::kFloat, (blocks + spec::quant4_nested_block - 1) / spec::quant4_nested_block);
+        take(nested, at::kFloat, nested_blocks);
         take(offset, at::kFloat, 1);
+        take(sums, at::kDouble, nested_blocks);
         take(codes, at::kByte, blocks);
         take(packed, at::kByte, (elements + 1) / 2);
     }
     /// With the block maxima that reading a file gives.
-    spec::Quant4View view(const at::Tensor& w_NK) const {
+    spec::Quant4View view(const at::Tensor& out_NK) const {
         spec::Quant4View view;
         view.packed = packed.data_ptr<uint8_t>();
         view.code = tables.data_ptr<float>();
         view.absmax_f32 = values.data_ptr<float>();
-        view.rows = w_NK.size(0);
-        view.cols = w_NK.size(1);
+        view.rows = out_NK.size(0);
+        view.cols = out_NK.size(1);
         return view;
     }
 };
@@ -78,10 +81,17 @@ void quantise_nf4_on_cpu(const at::Tensor& w_NK, const Nf4Buffers& to) {
         to.values.data_ptr<float>()[block] = spec::block_absmax(coded, block);
 }
 
+/// W into the room for values, unless it lies there.
+void expand_values(Context& ctx, const GridFold& fold) {
+    if (fold.codes != nullptr) return dequantize_4bit(ctx, *fold.codes, fold.values_NK);
+    if (fold.w_NK.const_data_ptr() != fold.values_NK.const_data_ptr()) copy_2d(ctx, fold.w_NK, fold.values_NK);
+}
+
 void fold_on_cpu(Context& ctx, const GridFold& fold) {
-    const int64_t rows = fold.w_NK.size(0), cols = fold.w_NK.size(1),
+    const int64_t rows = fold.out_NK.size(0), cols = fold.out_NK.size(1),
                   rank = fold.b_Nr.defined() ? fold.b_Nr.size(1) : 0;
-    float* const w = fold.w_NK.data_ptr<float>();
+    expand_values(ctx, fold);
+    float* const w = fold.values_NK.data_ptr<float>();
     const bool by_rows = fold.grid != spec::ServeGrid::nf4;
     at::parallel_for(0, rows, std::max<int64_t>(1, fold_task_elements / cols), [&](int64_t begin, int64_t end) {
         if (rank > 0)
@@ -89,46 +99,80 @@ void fold_on_cpu(Context& ctx, const GridFold& fold) {
                                rank, fold.scale, end - begin, cols, w + begin * cols);
         if (by_rows) spec::round_rows_to_grid(fold.grid, end - begin, cols, w + begin * cols);
     });
-    if (by_rows) return copy_2d(ctx, fold.w_NK, fold.out_NK);
-    const Nf4Buffers buffers(fold.w_NK.numel(), fold.workspace);
-    quantise_nf4_on_cpu(fold.w_NK, buffers);
-    dequantize_4bit(ctx, buffers.view(fold.w_NK), fold.out_NK);
+    if (by_rows) return copy_2d(ctx, fold.values_NK, fold.out_NK);
+    const Nf4Buffers buffers(rows * cols, fold.workspace);
+    quantise_nf4_on_cpu(fold.values_NK, buffers);
+    dequantize_4bit(ctx, buffers.view(fold.out_NK), fold.out_NK);
 }
 
 #ifdef UNSLOTH_CUDA
+bool is_aligned(const void* data) {
+    return reinterpret_cast<uintptr_t>(data) % 16 == 0;
+}
+
+/// direct: W is read as it is stored.
+kernels::GridFold launch_of(Context& ctx, const GridFold& fold, bool direct) {
+    kernels::GridFold params{.grid = fold.grid,
+                             .rows = fold.out_NK.size(0),
+                             .cols = fold.out_NK.size(1),
+                             .scale = fold.scale,
+                             .out_type = dtype_of(fold.out_NK),
+                             .out = target_of(fold.out_NK)};
+    if (fold.b_Nr.defined()) {
+        params.rank = fold.b_Nr.size(1);
+        params.b = fold.b_Nr.const_data_ptr<float>();
+        params.a = fold.a_rK.const_data_ptr<float>();
+    }
+    if (direct && fold.codes != nullptr) {
+        params.codes = *fold.codes;
+        return params;
+    }
+    if (!direct) expand_values(ctx, fold);
+    const at::Tensor& w_NK = direct ? fold.w_NK : fold.values_NK;
+    params.w = w_NK.const_data_ptr();
+    params.w_type = dtype_of(w_NK);
+    return params;
+}
+
+kernels::MaximaArgs maxima_of(const Nf4Buffers& to) {
+    return {.map = to.tables.data_ptr<float>() + 16,
+            .absmax = to.maxima.data_ptr<float>(),
+            .sums = to.sums.data_ptr<double>(),
+            .codes = to.codes.data_ptr<uint8_t>(),
+            .nested_absmax = to.nested.data_ptr<float>(),
+            .offset = to.offset.data_ptr<float>(),
+            .decoded = to.values.data_ptr<float>()};
+}
+
 void fold_on_cuda(Context& ctx, const GridFold& fold) {
-    const bool adapted = fold.b_Nr.defined();
-    const kernels::GridFold params{.grid = fold.grid,
-                                   .rows = fold.w_NK.size(0),
-                                   .cols = fold.w_NK.size(1),
-                                   .rank = adapted ? fold.b_Nr.size(1) : 0,
-                                   .w = fold.w_NK.mutable_data_ptr<float>(),
-                                   .b = adapted ? fold.b_Nr.const_data_ptr<float>() : nullptr,
-                                   .a = adapted ? fold.a_rK.const_data_ptr<float>() : nullptr,
-                                   .scale = fold.scale,
-                                   .out_type = dtype_of(fold.out_NK),
-                                   .out = target_of(fold.out_NK)};
-    if (fold.grid != spec::ServeGrid::nf4) return kernels::fold_to_row_grid(params, stream_of(ctx));
-    kernels::add_low_rank(params, stream_of(ctx));
-    const Nf4Buffers to(fold.w_NK.numel(), fold.workspace);
-    kernels::quantize_nf4({.w = params.w,
-                           .type = spec::DType::f32,
-                           .elements = fold.w_NK.numel(),
-                           .map = to.tables.data_ptr<float>() + 16,
-                           .packed = to.packed.data_ptr<uint8_t>(),
-                           .absmax = to.maxima.data_ptr<float>(),
-                           .absmax_codes = to.codes.data_ptr<uint8_t>(),
-                           .nested_absmax = to.nested.data_ptr<float>(),
-                           .offset = to.offset.data_ptr<float>()},
-                          stream_of(ctx));
-    kernels::decode_nested_maxima({.blocks = to.maxima.numel(),
-                                   .codes = to.codes.data_ptr<uint8_t>(),
-                                   .map = to.tables.data_ptr<float>() + 16,
-                                   .nested = to.nested.data_ptr<float>(),
-                                   .offset = to.offset.data_ptr<float>(),
-                                   .maxima = to.values.data_ptr<float>()},
-                                  stream_of(ctx));
-    dequantize_4bit(ctx, to.view(fold.w_NK), fold.out_NK);
+    const void* const source = fold.codes != nullptr ? fold.codes->packed : fold.w_NK.const_data_ptr();
+    kernels::GridFold params = launch_of(ctx, fold, is_aligned(source));
+    if (spec::has_row_blocks(fold.grid)) return kernels::fold_to_row_blocks(params, stream_of(ctx));
+    float* const values = fold.values_NK.data_ptr<float>();
+    const bool nf4 = fold.grid == spec::ServeGrid::nf4, whole_blocks = params.cols % spec::quant4_block == 0;
+    if (!nf4 || !whole_blocks) {
+        params.out = {values, params.cols};
+        kernels::fold_to_values(params, stream_of(ctx));
+    }
+    if (!nf4)
+        return kernels::round_rows_to_fp8({.values = values,
+                                           .rows = params.rows,
+                                           .cols = params.cols,
+                                           .out_type = params.out_type,
+                                           .out = target_of(fold.out_NK)},
+                                          stream_of(ctx));
+    const int64_t elements = params.rows * params.cols;
+    const Nf4Buffers to(elements, fold.workspace);
+    if (whole_blocks) {
+        params.nf4 = {to.packed.data_ptr<uint8_t>(), to.maxima.data_ptr<float>()};
+        kernels::fold_to_nf4(params, stream_of(ctx));
+        kernels::quantize_maxima(maxima_of(to), to.maxima.numel(), stream_of(ctx));
+    } else {
+        kernels::quantize_nf4(
+            {.w = values, .elements = elements, .packed = to.packed.data_ptr<uint8_t>(), .maxima = maxima_of(to)},
+            stream_of(ctx));
+    }
+    dequantize_4bit(ctx, to.view(fold.out_NK), fold.out_NK);
 }
 #endif
 
@@ -150,15 +194,22 @@ void prepare_grid_workspace(Context& ctx, spec::ServeGrid grid, const at::Tensor
 
 void fold_to_grid(Context& ctx, const GridFold& fold) {
     const Region region(ctx, "fold_to_grid");
-    UNSLOTH_CHECK(fold.grid != spec::ServeGrid::none && fold.w_NK.dim() == 2, "no grid, or no matrix");
-    const int64_t rows = fold.w_NK.size(0), cols = fold.w_NK.size(1);
-    check_contiguous(ctx, "w", fold.w_NK, {rows, cols}, at::kFloat);
+    UNSLOTH_CHECK(fold.grid != spec::ServeGrid::none && fold.values_NK.dim() == 2, "no grid, or no matrix");
+    const int64_t rows = fold.values_NK.size(0), cols = fold.values_NK.size(1);
+    check_contiguous(ctx, "values", fold.values_NK, {rows, cols}, at::kFloat);
     check_matrix(ctx, "out", fold.out_NK, rows, cols);
+    if (fold.codes == nullptr) {
+        check_matrix(ctx, "w", fold.w_NK, rows, cols);
+        UNSLOTH_CHECK(fold.w_NK.is_contiguous(), "w has gaps");
+    } else {
+        UNSLOTH_CHECK(fold.codes->rows == rows && fold.codes->cols == cols && fold.codes->exponents == nullptr,
+                      "codes of another matrix, or MXFP4's");
+    }
     if (fold.b_Nr.defined()) {
         check_contiguous(ctx, "b", fold.b_Nr, {rows, fold.b_Nr.size(1)}, at::kFloat);
         check_contiguous(ctx, "a", fold.a_rK, {fold.b_Nr.size(1), cols}, at::kFloat);
     }
-    UNSLOTH_CHECK(!spec::has_row_blocks(fold.grid) || cols % spec::grid_block == 0, cols, " columns");
+    UNSLOTH_CHECK(cols % spec::columns_of(fold.grid) == 0, cols, " columns");
     const int64_t bytes = grid_workspace(fold.grid, rows * cols);
     UNSLOTH_CHECK(bytes == 0 || (fold.workspace.defined() && fold.workspace.numel() >= bytes),
                   "the workspace is smaller than ", bytes, " bytes");

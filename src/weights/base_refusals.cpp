@@ -56,12 +56,11 @@ void BasePlan::require_grid() const {
         refuse("model.device-map", "needs the layers on the device; model.device_map puts some elsewhere",
                "Leave device_map out, or train without serve_grid.");
     for (const formats::TensorSource& source : file_->tensors.all())
-        if (source.rule.role == spec::TensorRole::linear && spec::has_row_blocks(request_.grid) &&
-            source.cols() % spec::grid_block != 0)
+        if (source.rule.role == spec::TensorRole::linear && source.cols() % spec::columns_of(request_.grid) != 0)
             refuse("option.unsupported",
-                   cat("needs rows of a multiple of ", spec::grid_block, " values; those of ", source.rule.hf_name,
-                       " have ", source.cols()),
-                   "Take nf4 or fp8.");
+                   cat("needs rows of a multiple of ", spec::columns_of(request_.grid), " values; those of ",
+                       source.rule.hf_name, " have ", source.cols()),
+                   "Take nf4 or fp8, which need a multiple of 8.");
 }
 
 /// MXFP4 is what the model was trained in: other codes would lose for nothing.

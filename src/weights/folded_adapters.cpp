@@ -1,6 +1,7 @@
 #include "unsloth/weights/folded_adapters.h"
 
 #include <algorithm>
+#include <variant>
 
 #include "unsloth/ops/serve_grid.h"
 
@@ -40,10 +41,20 @@ FoldedAdapters::FoldedAdapters(ops::Context& ctx, spec::ServeGrid grid, const Ad
 void FoldedAdapters::fold(ops::Context& ctx, int layer, const Slice& slice, const StoredWeight& stored,
                           const at::Tensor& out_NK) const {
     ops::GridFold fold{.grid = grid_,
-                       .w_NK = values_.narrow(0, 0, out_NK.numel()).view(out_NK.sizes()),
+                       .values_NK = values_.narrow(0, 0, out_NK.numel()).view(out_NK.sizes()),
                        .out_NK = out_NK,
                        .workspace = workspace_};
-    expand(ctx, stored, fold.w_NK);
+    spec::Quant4View codes;
+    if (const auto* coded = std::get_if<ops::Quant4Tensor>(&stored); coded != nullptr && !coded->is_mxfp4()) {
+        codes = coded->view();
+        fold.codes = &codes;
+    } else if (const auto* plain = std::get_if<at::Tensor>(&stored);
+               plain != nullptr && plain->device() == ctx.device() && plain->is_contiguous()) {
+        fold.w_NK = *plain;
+    } else {
+        expand(ctx, stored, fold.values_NK);
+        fold.w_NK = fold.values_NK;
+    }
     const spec::LinearId id = slice.id(layer);
     if (const Parameter* const a = adapters_ == nullptr ? nullptr : adapters_->a(id)) {
         fold.a_rK = adapters_->value(*a);

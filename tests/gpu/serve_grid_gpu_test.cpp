@@ -17,13 +17,17 @@ TEST_F(ServeGridGpu, HasTheCpusBits) {
         for (const spec::ServeGrid grid : testing::all_grids) {
             SCOPED_TRACE(cat(name_of(grid), " ", c.rows, " ", c.cols, " ", c.rank, " ", c.spread, " seed ", seed));
             const testing::FoldData data(c);
-            for (const at::ScalarType type : testing::compute_dtypes)
-                for (const testing::Layout layout : testing::all_layouts) {
-                    const at::Tensor cpu = testing::folded(data, grid, type, at::kCPU, layout),
-                                     gpu = testing::folded(data, grid, type, at::kCUDA, layout);
-                    EXPECT_TRUE(at::equal(cpu.nan_to_num(1e4), gpu.nan_to_num(1e4)))
-                        << (cpu != gpu).sum().item<int64_t>() << " of " << cpu.numel() << " differ";
-                }
+            const auto expect_equal = [&](at::ScalarType type, testing::Layout layout, testing::BaseForm base) {
+                const at::Tensor cpu = testing::folded(data, grid, type, at::kCPU, layout, base),
+                                 gpu = testing::folded(data, grid, type, at::kCUDA, layout, base);
+                EXPECT_TRUE(at::equal(cpu.nan_to_num(1e4), gpu.nan_to_num(1e4)))
+                    << (cpu != gpu).sum().item<int64_t>() << " of " << cpu.numel() << " differ, base "
+                    << static_cast<int>(base);
+            };
+            for (const testing::BaseForm base : testing::all_base_forms) {
+                for (const at::ScalarType type : testing::compute_dtypes)
+                    for (const testing::Layout layout : testing::all_layouts) expect_equal(type, layout, base);
+            }
         }
 }
 

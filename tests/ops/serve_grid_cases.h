@@ -3,6 +3,7 @@
 
 #include "ops/tensor_testing.h"
 #include "unsloth/core/error.h"
+#include "unsloth/ops/quant.h"
 #include "unsloth/ops/serve_grid.h"
 
 namespace unsloth::testing {
@@ -31,20 +32,35 @@ struct FoldData {
     }
 };
 
-/// W_eff on the CPU; w_NK stays as it is.
+enum class BaseForm { fp32, bf16, nf4 };
+inline constexpr BaseForm all_base_forms[] = {BaseForm::fp32, BaseForm::bf16, BaseForm::nf4};
+
+/// W_eff on the CPU; w_NK stays as it is, and is rounded to the form that the base is stored in.
 inline at::Tensor folded(const FoldData& data, spec::ServeGrid grid, at::ScalarType type, at::Device device,
-                         Layout layout = Layout::packed) {
-    ops::Context ctx(device);
+                         Layout layout = Layout::packed, BaseForm base = BaseForm::fp32) {
+    ops::Context ctx(device), host(at::kCPU);
     const at::Tensor slice = poisoned_slice(data.w_NK.sizes(), type, layout);
     const at::Tensor storage = storage_of(slice).to(device),
                      out = storage.as_strided(slice.sizes(), slice.strides(), slice.storage_offset());
     const auto there = [&](const at::Tensor& t) { return t.defined() ? t.to(device) : t; };
-    ops::GridFold fold{.grid = grid,
-                       .w_NK = data.w_NK.clone().to(device),
-                       .b_Nr = there(data.b_Nr),
-                       .a_rK = there(data.a_rK),
-                       .scale = data.scale,
-                       .out_NK = out};
+    ops::GridFold fold{
+        .grid = grid,
+        .w_NK = data.w_NK.to(at::device(device).dtype(base == BaseForm::bf16 ? at::kBFloat16 : at::kFloat)),
+        .values_NK = at::empty(data.w_NK.sizes(), at::device(device).dtype(at::kFloat)),
+        .b_Nr = there(data.b_Nr),
+        .a_rK = there(data.a_rK),
+        .scale = data.scale,
+        .out_NK = out};
+    ops::Quant4Tensor codes;
+    spec::Quant4View view;
+    if (base == BaseForm::nf4) {
+        codes = ops::quantize_nf4(host, data.w_NK);
+        for (at::Tensor* part : {&codes.packed, &codes.absmax, &codes.nested_absmax, &codes.tables})
+            *part = part->to(device);
+        view = codes.view();
+        fold.codes = &view;
+        fold.w_NK = at::Tensor();
+    }
     if (const int64_t bytes = ops::grid_workspace(grid, data.w_NK.numel()); bytes > 0) {
         fold.workspace = at::empty({bytes}, at::device(device).dtype(at::kByte));
         ops::prepare_grid_workspace(ctx, grid, fold.workspace);

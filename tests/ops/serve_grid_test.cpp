@@ -54,6 +54,23 @@ TEST(ServeGrid, GivesTheValuesThatAFileHolds) {
         }
 }
 
+/// A base is folded as it is stored: its values are those that it would be expanded to.
+TEST(ServeGrid, ReadsEachFormOfABase) {
+    at::manual_seed(8);
+    for (const testing::FoldCase& c : {testing::FoldCase{70, 320, 5}, testing::FoldCase{9, 96, 2}})
+        for (const ServeGrid grid : testing::all_grids)
+            for (const testing::BaseForm base : testing::all_base_forms) {
+                SCOPED_TRACE(cat(name_of(grid), " ", c.cols, " base ", static_cast<int>(base)));
+                const FoldData data(c);
+                FoldData rounded = data;
+                if (base == testing::BaseForm::bf16) rounded.w_NK = data.w_NK.to(at::kBFloat16).to(at::kFloat);
+                if (base == testing::BaseForm::nf4) rounded.w_NK = through_file(ServeGrid::nf4, data.w_NK);
+                const at::Tensor found =
+                    testing::folded(data, grid, at::kFloat, at::kCPU, testing::Layout::packed, base);
+                EXPECT_TRUE(at::equal(found, through_file(grid, merged(rounded))));
+            }
+}
+
 /// Of MXFP4 no code of the block's exponent is nearer, and ties take the even one.
 TEST(ServeGrid, Mxfp4TakesTheNearestCode) {
     at::manual_seed(6);
@@ -101,11 +118,16 @@ TEST(ServeGrid, ABlockThatIsNotFiniteIsSeen) {
 TEST(ServeGrid, RefusesWrongTensors) {
     ops::Context ctx(at::kCPU);
     const at::Tensor w = at::zeros({4, 40}), out = at::empty({4, 40});
-    EXPECT_THROW(ops::fold_to_grid(ctx, {.grid = ServeGrid::q8_0, .w_NK = w, .out_NK = out}), CheckError);
-    EXPECT_THROW(ops::fold_to_grid(ctx, {.grid = ServeGrid::nf4, .w_NK = w, .out_NK = out}), CheckError);
-    EXPECT_THROW(ops::fold_to_grid(ctx, {.grid = ServeGrid::none, .w_NK = w, .out_NK = out}), CheckError);
-    EXPECT_THROW(ops::fold_to_grid(ctx, {.grid = ServeGrid::fp8, .w_NK = w, .out_NK = at::empty({4, 41})}), CheckError);
-    EXPECT_NO_THROW(ops::fold_to_grid(ctx, {.grid = ServeGrid::fp8, .w_NK = w, .out_NK = out}));
+    EXPECT_THROW(ops::fold_to_grid(ctx, {.grid = ServeGrid::q8_0, .w_NK = w, .values_NK = w, .out_NK = out}),
+                 CheckError);
+    EXPECT_THROW(ops::fold_to_grid(ctx, {.grid = ServeGrid::nf4, .w_NK = w, .values_NK = w, .out_NK = out}),
+                 CheckError);
+    EXPECT_THROW(ops::fold_to_grid(ctx, {.grid = ServeGrid::none, .w_NK = w, .values_NK = w, .out_NK = out}),
+                 CheckError);
+    EXPECT_THROW(
+        ops::fold_to_grid(ctx, {.grid = ServeGrid::fp8, .w_NK = w, .values_NK = w, .out_NK = at::empty({4, 41})}),
+        CheckError);
+    EXPECT_NO_THROW(ops::fold_to_grid(ctx, {.grid = ServeGrid::fp8, .w_NK = w, .values_NK = w, .out_NK = out}));
 }
 
 }  // namespace

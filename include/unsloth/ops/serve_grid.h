@@ -3,6 +3,7 @@
 #pragma once
 
 #include "unsloth/ops/context.h"
+#include "unsloth/spec/quant4.h"
 #include "unsloth/spec/serve_grid.h"
 
 namespace unsloth::ops {
@@ -14,14 +15,17 @@ void prepare_grid_workspace(Context& ctx, spec::ServeGrid grid, const at::Tensor
 
 struct GridFold {
     spec::ServeGrid grid = spec::ServeGrid::nf4;  ///< not none
-    at::Tensor w_NK;                              ///< fp32, without gaps: W; overwritten
-    at::Tensor b_Nr, a_rK;                        ///< fp32, without gaps; undefined: no adapter
+    const spec::Quant4View* codes = nullptr;      ///< W in 4 bits (not MXFP4's); nullptr: w_NK
+    at::Tensor w_NK;                              ///< W where there are no codes: bf16, f16 or fp32, without gaps
+    at::Tensor values_NK;   ///< fp32, without gaps: room that is overwritten; may hold W itself (w_NK)
+    at::Tensor b_Nr, a_rK;  ///< fp32, without gaps; undefined: no adapter
     float scale = 0;
     at::Tensor out_NK;     ///< bf16, f16 or fp32, row stride free: W_eff, rounded once more
     at::Tensor workspace;  ///< prepared; undefined where grid_workspace is 0
 };
-/// Columns must be a multiple of spec::grid_block where has_row_blocks(grid). A block with a value that is not finite
-/// becomes NaN. CUDA: does not synchronise, and can be recorded.
+/// Columns: a multiple of 8, and of spec::grid_block where has_row_blocks(grid). A block with a value that is not
+/// finite becomes NaN. CUDA: does not synchronise, and can be recorded; W is read once where it is aligned to 16
+/// bytes.
 void fold_to_grid(Context& ctx, const GridFold& fold);
 
 }  // namespace unsloth::ops

@@ -8,6 +8,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #ifdef __CUDACC__
 #include <cuda_fp16.h>
 #endif
@@ -42,6 +43,11 @@ inline constexpr int grid_block = 32;  ///< values of a row that share a scale i
 /// Whether rows are divided into blocks of grid_block values. nf4's blocks go over the ends of rows.
 constexpr bool has_row_blocks(ServeGrid grid) {
     return grid == ServeGrid::q8_0 || grid == ServeGrid::q4_0 || grid == ServeGrid::mxfp4;
+}
+
+/// What the columns of a matrix must be a multiple of.
+constexpr int columns_of(ServeGrid grid) {
+    return has_row_blocks(grid) ? grid_block : 8;
 }
 
 UNSLOTH_HOST_DEVICE_FUNCTION float rounded_product(float a, float b) {
@@ -112,12 +118,25 @@ UNSLOTH_HOST_DEVICE_FUNCTION int mxfp4_magnitude(float x) {
            int{m > 5.0F};
 }
 
+/// 2^floor(log2(x)), x a normal number above 0.
+UNSLOTH_HOST_DEVICE_FUNCTION float power_of_two_below(float x) {
+    constexpr uint32_t exponent_bits = 0x7F800000U;
+#ifdef __CUDA_ARCH__
+    return __uint_as_float(__float_as_uint(x) & exponent_bits);
+#else
+    uint32_t bits = 0;
+    std::memcpy(&bits, &x, sizeof bits);
+    bits &= exponent_bits;
+    std::memcpy(&x, &bits, sizeof x);
+    return x;
+#endif
+}
 /// The e4m3 value nearest to x, ties to even, at most 448.
 UNSLOTH_HOST_DEVICE_FUNCTION float rounded_to_e4m3(float x) {
     const float m = x < 0 ? -x : x;
     if (m >= 448.0F) return x < 0 ? -448.0F : 448.0F;
-    float top = 0.015625F;  // 2^-6, the least normal value
-    while (top * 2 <= m) top *= 2;
+    constexpr float least = 0.015625F;  // 2^-6, the least normal value
+    const float top = m < least ? least : power_of_two_below(m);
     // A multiple of top / 8: adding 2^23 of them rounds to nearest even.
     const float shift = top * 1048576.0F;
     const float rounded = rounded_sum(rounded_sum(m, shift), -shift);
