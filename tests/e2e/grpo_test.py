@@ -305,7 +305,7 @@ class Sampling(SharedModel):
         rewards = {}
         for name in ("sentence", "shuffled"):
             self.succeed(
-                *self.grpo("--max_steps", 70, *self.held_out(), out=name, rewards=f"rewards.py:{name}", batch=32),
+                *self.grpo("--max_steps", 35, *self.held_out(), out=name, rewards=f"rewards.py:{name}", batch=32),
                 cwd=self.folder,
             )
             rewards[name] = [row["eval_reward"] for row in self.evaluations(name)]
