@@ -288,7 +288,7 @@ class Sweeper {
         print(report::sweep_table(sweep_));
         log::info("best: ", trial.words(), sweep_.reason.empty() ? "" : "; ", sweep_.reason);
         if (sweep_.finds_rate) return;
-        log::info("its run is in ", folder_.root().string(), ", as of: ", sweep_.command);
+        log::info("the best run is in ", folder_.root().string(), "; alone it is: ", sweep_.command);
     }
 
     const CommandLine& line_;

@@ -123,13 +123,12 @@ class Sweeping(EndToEnd):
                 self.check_equals_a_run_alone(name)
 
     def test_trials_that_diverge_lose(self):
-        huge = ["--lr_scheduler_type", "constant", "--max_steps", "8", "--weight_decay", "0", "--max_grad_norm", "0"]
-        sweep = self.arguments(*huge, "--learning_rate", "1e-3,1", "--lora_alpha", "1e38")
+        """Noise without bounds leaves no finite loss."""
+        self.succeed("sweep", *self.arguments("--max_steps", "4", "--grid", "neftune_noise_alpha=1e300,5"))
+        self.assertEqual([trial["state"] for trial in self.record()["trials"]], ["diverged at step 2", "best"])
+        sweep = self.arguments("--max_steps", "4", "--neftune_noise_alpha", "1e300,1e301", out="other")
         self.fail_with("sweep.all-diverged", "finite", "sweep", *sweep)
-        self.assertEqual([trial["scores"][0]["value"] for trial in self.record()["trials"]], [None, None])
-        sweep = self.arguments(*huge, "--grid", "lora_alpha=1e38,8", "--learning_rate", "1e-3", out="other")
-        self.succeed("sweep", *sweep)
-        self.assertEqual([trial["state"] for trial in self.record("other")["trials"]], ["diverged at step 4", "best"])
+        self.assertEqual([trial["scores"][0]["value"] for trial in self.record("other")["trials"]], [None, None])
 
     def test_find_lr_recommends_a_rate(self):
         result = self.succeed("sweep", *self.arguments("--find_lr", "--steps", "4", "--num_train_epochs", "1"))

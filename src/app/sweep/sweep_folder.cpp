@@ -52,7 +52,12 @@ std::string difference(const std::string& before, const std::string& now) {
     return text;
 }
 
-/// What the folder holds of the planned sweep; nullopt: nothing. usage Error for what is not of it.
+bool is_begun(const report::Sweep& sweep) {
+    return std::any_of(sweep.trials.begin(), sweep.trials.end(), [](auto& trial) { return !trial.scores.empty(); });
+}
+
+/// What the folder holds of the planned sweep; nullopt: nothing that is worth keeping. usage Error for what is not of
+/// it.
 std::optional<report::Sweep> record_of(const fs::path& root, const report::Sweep& planned) {
     constexpr const char* advice =
         "Choose another training.output_dir, or say training.overwrite_output_dir true, which removes it.";
@@ -63,12 +68,13 @@ std::optional<report::Sweep> record_of(const fs::path& root, const report::Sweep
         return before;
     }
     const std::string changed = difference(before->options, planned.options);
-    if (!same_settings(*before, planned) || !changed.empty())
+    if (same_settings(*before, planned) && changed.empty()) return before;
+    if (is_begun(*before))
         throw Error("sweep.other-sweep",
                     cat(root.string(), " holds a sweep ", changed.empty() ? "of other settings" : "with other options",
                         changed),
                     advice);
-    return before;
+    return std::nullopt;
 }
 
 void remove_all_of(const fs::path& root) {
@@ -89,8 +95,9 @@ report::Sweep SweepFolder::open(report::Sweep planned, bool overwrite) {
                     cat("training.output_dir: cannot create ", trials.string(), ": ", std::strerror(made.failure())),
                     advice_on_creating(trials, made.failure()));
     lock_.emplace(trials);
-    if (overwrite) remove_all_of(root_);
-    std::optional<report::Sweep> before = record_of(root_, planned);  // as it is now that no other process has it
+    std::optional<report::Sweep> before;
+    if (!overwrite) before = record_of(root_, planned);  // as it is now that no other process has it
+    if (!before && (overwrite || report::read_sweep(root_))) remove_all_of(root_);
     return before ? *std::move(before) : std::move(planned);
 }
 
