@@ -265,7 +265,7 @@ class Sweeper {
         sweep_.best = trials[best]->number;
         sweep_.reason =
             cat(sweep_.metric, " is best at ", trials[best]->options.front().second, " after ", sweep_.total_steps,
-                " steps; ", near.empty() ? std::string("no other rate is") : near + " are", " within 1 %");
+                " steps; ", near.empty() ? "no other rate is within 1 %" : "within 1 %: " + near);
         if (best == 0 || best + 1 == values.size())
             sweep_.reason +=
                 cat(". It is the ", best == 0 ? "lowest" : "highest", " rate that was tried, so a still ",
