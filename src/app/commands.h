@@ -34,6 +34,7 @@ void run_prune(const CommandLine& line);
 /// `arguments`, which `line` is read from, hold for each row of --check.
 void run_bench(const CommandLine& line, const std::vector<std::string>& arguments);
 void run_tune(const CommandLine& line);
+void run_sweep(const CommandLine& line);
 void run_watch(const CommandLine& line);
 void run_compare(const CommandLine& line);
 void run_report(const CommandLine& line);

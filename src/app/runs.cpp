@@ -12,6 +12,7 @@
 #include "unsloth/core/terminal.h"
 #include "unsloth/report/page.h"
 #include "unsloth/report/plot.h"
+#include "unsloth/report/sweep.h"
 
 namespace unsloth::app {
 namespace {
@@ -49,7 +50,16 @@ void run_watch(const CommandLine& line) {
 
 void run_compare(const CommandLine& line) {
     std::vector<report::Run> runs;
-    for (const std::string& folder : line.compare.runs) runs.push_back(report::read_run(folder));
+    for (const std::string& folder : line.compare.runs) {
+        const std::optional<report::Sweep> sweep = report::read_sweep(folder);
+        if (!sweep) {
+            runs.push_back(report::read_run(folder));
+            continue;
+        }
+        print(report::sweep_table(*sweep) + "\n");
+        for (const report::SweepTrial& trial : sweep->trials)
+            if (!trial.scores.empty()) runs.push_back(report::read_run(report::trial_folder(folder, trial.number)));
+    }
     const Terminal here = terminal();
     print_coloured(report::comparison(runs, here.columns, here.colours));
 }

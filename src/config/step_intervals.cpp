@@ -32,6 +32,11 @@ int64_t StepInterval::shortest() const {
     return std::max<int64_t>(1, static_cast<int64_t>(static_cast<double>(epoch_steps) / per_epoch));
 }
 
+int64_t last_step(const TrainingOptions& training, int64_t total_steps) {
+    const int64_t stop = interval_of(training.stop_at_step, 0, total_steps, 0).every;
+    return stop > 0 ? std::min(stop, total_steps) : total_steps;
+}
+
 StepIntervals step_intervals(const TrainingOptions& training, int64_t total_steps, int64_t epoch_steps) {
     return {interval_of(training.eval_steps, training.evals_per_epoch, total_steps, epoch_steps),
             interval_of(training.save_steps, training.saves_per_epoch, total_steps, epoch_steps),

@@ -9,6 +9,7 @@
 #include "unsloth/core/text.h"
 #include "unsloth/core/utf8.h"
 #include "unsloth/report/series.h"
+#include "unsloth/report/sweep.h"
 
 namespace unsloth::report {
 namespace {
@@ -341,6 +342,30 @@ std::string escaped(const std::string& text) {
         }
     }
     return result;
+}
+
+std::optional<Chart> trials_chart(const Run& run) {
+    const std::optional<Sweep> sweep = read_sweep(run.folder);
+    if (!sweep) return std::nullopt;
+    Points all;
+    std::vector<Points> trials;
+    for (const SweepTrial& trial : sweep->trials) {
+        trials.emplace_back();
+        for (const SweepScore& score : trial.scores)
+            if (std::isfinite(score.value)) trials.back().emplace_back(static_cast<double>(score.step), score.value);
+        all.insert(all.end(), trials.back().begin(), trials.back().end());
+    }
+    if (all.empty()) return std::nullopt;
+    const Frame frame(all, {}, absent);
+    Chart chart{"trials", cat("Sweep: ", sweep->metric), frame.grid(), "", {{"line", "best"}, {"", "others"}}};
+    for (std::size_t i = 0; i < trials.size(); ++i) {
+        const bool best = sweep->best == static_cast<int>(i) + 1;
+        chart.body += frame.polyline(trials[i], best ? "main" : "raw");
+        for (const auto& [step, value] : trials[i])
+            chart.body += cat("<circle class=\"", best ? "eval" : "raw", "\" cx=\"", fixed(frame.x(step)), "\" cy=\"",
+                              fixed(frame.y(value)), "\" r=\"2.5\"/>");
+    }
+    return chart;
 }
 
 std::vector<Chart> charts_of(const Run& run) {

@@ -1,6 +1,7 @@
 // A run's drawings as SVG, in the classes that chart_style colours.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -25,6 +26,9 @@ struct Chart {
 /// Curves in their order, the layers' norms behind the gradient's, then the lengths of the rows and the plan of the
 /// memory; what a run has nothing of is left out.
 std::vector<Chart> charts_of(const Run& run);
+
+/// The trials of the sweep that the run won, by their values at each comparison; nullopt: it won none.
+std::optional<Chart> trials_chart(const Run& run);
 
 /// Text as it may stand in HTML and XML.
 std::string escaped(const std::string& text);

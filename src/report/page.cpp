@@ -10,6 +10,7 @@
 #include "unsloth/core/progress.h"
 #include "unsloth/core/version.h"
 #include "unsloth/report/series.h"
+#include "unsloth/report/sweep.h"
 
 namespace unsloth::report {
 namespace {
@@ -123,6 +124,14 @@ std::string configuration(const Run& run) {
     return text + "</table></details>\n";
 }
 
+/// The trials of the sweep that the run won.
+std::string sweep_of(const Run& run) {
+    const std::optional<Sweep> sweep = read_sweep(run.folder);
+    if (!sweep) return "";
+    return cat("<details class=\"card\" open><summary>Sweep: ", escaped(sweep->metric), " of its trials</summary>\n",
+               sweep_table_html(*sweep), "</details>\n");
+}
+
 }  // namespace
 
 std::string page(const Run& run, int refresh_seconds) {
@@ -138,8 +147,10 @@ std::string page(const Run& run, int refresh_seconds) {
         text += cat("<div class=\"bar\"><div style=\"width: ", std::lround(100 * share), "%\"></div></div>\n");
     text += cat("<div class=\"tiles\">\n", tiles(run), "</div>\n<div class=\"charts\">\n");
     for (const Chart& chart : charts_of(run)) text += card(chart);
-    return cat(text, "</div>\n", samples(run), completions(run), configuration(run), "<footer>unsloth-train ", version,
-               "</footer>\n</main>\n<script>", page_script, "</script></body></html>\n");
+    if (const std::optional<Chart> trials = trials_chart(run)) text += card(*trials);
+    return cat(text, "</div>\n", sweep_of(run), samples(run), completions(run), configuration(run),
+               "<footer>unsloth-train ", version, "</footer>\n</main>\n<script>", page_script,
+               "</script></body></html>\n");
 }
 
 std::string picture(const Run& run) {

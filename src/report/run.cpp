@@ -262,6 +262,7 @@ void RunReader::read_line(const std::string& line) {
     if (text(row, "event") == "summary") {
         Ending end;
         end.exit_reason = text(row, "exit_reason"), end.error = text(row, "error");
+        end.error_id = text(row, "error_id");
         end.seconds = number(row, "seconds"), end.train_loss = number(row, "train_loss");
         end.final_eval_loss = number(row, "final_eval_loss"), end.best_eval_loss = number(row, "best_eval_loss");
         end.tokens_per_second = number(row, "tokens_per_second"), end.memory_gib = number(row, "memory_gib");

@@ -329,6 +329,12 @@ void RunReporter::end(const std::string& exit_reason, const std::string& error, 
     }
 }
 
+void RunReporter::stopped() {
+    end("stopped", "");
+    log::info("Stopped after step ", state_->progress.step, " of ", setup_.total_steps(),
+              " (training.stop_at_step). --resume_from_checkpoint auto --stop_at_step 0 continues to the end");
+}
+
 void RunReporter::finish() {
     end("finished", "");
     char text[96];

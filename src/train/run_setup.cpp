@@ -167,6 +167,7 @@ void RunSetup::settle_steps(int64_t total, int64_t of_epoch) {
     intervals_ = config::step_intervals(config().training, total, of_epoch);
     if (resume_ && config().training.max_steps != 0) require_steps_left(*resume_, total_steps_);
     schedule_ = config::schedule_options(config().training, total_steps_);
+    last_step_ = config::last_step(config().training, total_steps_);
 }
 
 /// Completions are sampled, or read with their rewards.

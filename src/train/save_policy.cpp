@@ -104,7 +104,7 @@ bool SavePolicy::save_time_has_come() const {
 }
 
 bool SavePolicy::due(int64_t step) const {
-    const bool by_steps = setup_.intervals().save.falls_on(step) && step < setup_.total_steps();
+    const bool by_steps = setup_.intervals().save.falls_on(step) && step < setup_.last_step();
     return by_steps || (setup_.group() ? agreed_ : save_time_has_come());
 }
 
@@ -166,13 +166,18 @@ void SavePolicy::finish() {
     if (setup_.group()) setup_.group()->barrier("the end of the run");
 }
 
-void SavePolicy::stop_for(int signal) {
+bool SavePolicy::pause() {
     const auto start = std::chrono::steady_clock::now();
     checkpoint();
     save_result();
     const bool whole = finish_saving();
     reporter_.saved(seconds_since(start));
     if (setup_.group()) setup_.group()->barrier("the end of the interrupted run");
+    return whole;
+}
+
+void SavePolicy::stop_for(int signal) {
+    const bool whole = pause();
     throw Interrupted(signal, cat("stopped after step ", state_.progress.step, " of ", setup_.total_steps(), "; ",
                                   full() ? "model" : "adapter", " saved in ", config().training.output_dir,
                                   whole ? cat(", and checkpoint-", state_.progress.step,

@@ -64,9 +64,16 @@ void Trainer::run_together() {
     reporter_.begin(*state_, seconds_since(start));
     starting.reset();
     const std::unique_ptr<StepSource> source = make_source();
-    loop_->run(*source);
-    saves_->finish();
-    reporter_.finish();
+    if (loop_->run(*source)) {
+        saves_->finish();
+        return reporter_.finish();
+    }
+    if (!saves_->pause())
+        throw Error("disk.cannot-write",
+                    cat("the checkpoint at training.stop_at_step ", setup_.last_step(),
+                        " was not written: the warning above says why"),
+                    "Make room in training.output_dir, and start the run again: it repeats what was not saved.");
+    reporter_.stopped();
 }
 
 }  // namespace unsloth::train

@@ -73,6 +73,8 @@ void TrainingLoop::maybe_evaluate(int64_t step) {
     state_.calibration = report->calibration;
     state_.calibrated_step = step;
     reporter_.evaluation(*report);
+    // A run that was not stopped here has no such evaluation, and must go the same way.
+    if (step > 0 && step < setup_.total_steps() && !evaluates_after(step)) return;
     if (state_.plateau) state_.plateau->observe(*report->loss);
     if (step > 0) judge(*report);  // what was not trained yet is no result
 }

@@ -18,7 +18,7 @@ TrainingLoop::TrainingLoop(const RunSetup& setup, TrainingState& state, SavePoli
 
 TrainingLoop::~TrainingLoop() = default;
 
-void TrainingLoop::run(StepSource& source) {
+bool TrainingLoop::run(StepSource& source) {
     saves_.set_source(source);
     const int64_t begin = state_.progress.step;
     if (state_.progress.evaluation_due || (config().training.eval_on_start && begin == 0)) {
@@ -26,15 +26,21 @@ void TrainingLoop::run(StepSource& source) {
         answer_prompts(begin);
     }
     if (!stops_early()) take_steps(source);  // one that had stopped, and goes on from there, has as little to gain
-    if (stops_early()) return tell_early_stop();
+    if (stops_early()) return tell_early_stop(), true;
+    if (setup_.last_step() < setup_.total_steps()) {
+        const int64_t step = state_.progress.step;  // a resumed run may be beyond the last one
+        if (step > 0 && !reporter_.was_evaluated(step)) maybe_evaluate(step);
+        return false;
+    }
     const auto& resume = setup_.resume();
     if (resume && evaluates_as_before(config(), *resume) && reporter_.was_evaluated(setup_.total_steps())) {
         if (leads() && setup_.evaluated_tokens() > 0)
             log::info("step ", setup_.total_steps(), " was evaluated before this run resumed");
-        return;
+        return true;
     }
     maybe_evaluate(setup_.total_steps());
     answer_prompts(setup_.total_steps());
+    return true;
 }
 
 /// The evaluation after the last step is not the loop's.
@@ -49,7 +55,7 @@ void TrainingLoop::take_steps(StepSource& source) {
     const auto drain = [&](bool must) {
         while (const std::optional<StepResult> result = state_.stepper->take(must)) take_in(*result);
     };
-    for (int64_t step = state_.progress.step + 1; step <= setup_.total_steps(); ++step) {
+    for (int64_t step = state_.progress.step + 1; step <= setup_.last_step(); ++step) {
         data::StepBatch batch;
         try {
             batch = source.next(step);

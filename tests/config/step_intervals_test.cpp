@@ -34,6 +34,18 @@ TEST(StepIntervals, SharesAreOfTheRunRoundedUp) {
     EXPECT_EQ(intervals(R"({"save_steps": 0.5})", 0, 4).save.every, 0);  // a run that only checks
 }
 
+TEST(StepIntervals, ARunStopsAtItsEndOrBefore) {
+    const auto last = [](const std::string& training, int64_t steps) {
+        return config::last_step(load_text(R"({"training": )" + training + "}").config.training, steps);
+    };
+    EXPECT_EQ(last("{}", 95), 95);
+    EXPECT_EQ(last(R"({"stop_at_step": 10})", 95), 10);
+    EXPECT_EQ(last(R"({"stop_at_step": 96})", 95), 95);
+    EXPECT_EQ(last(R"({"stop_at_step": 0.125})", 95), 12);
+    EXPECT_EQ(last(R"({"stop_at_step": 0.125})", 96), 12);
+    EXPECT_EQ(last(R"({"stop_at_step": 0.5})", 0), 0);
+}
+
 std::vector<int64_t> chosen(const config::StepInterval& interval, int64_t steps) {
     std::vector<int64_t> all;
     for (int64_t step = 1; step <= steps; ++step)

@@ -28,6 +28,7 @@ ELSEWHERE = {
     "kubectl": "wants a cluster",
     "sbatch": "wants a cluster",
     "unsloth-train serve": "waits for clients; serve_test",
+    "sweep run.json": "starts a dozen runs; sweep_test",
     "--image receipts": "wants a model that sees images; vision_test",
 }
 # Pages without commands that are run: their subject is tested elsewhere, or another page has the commands.
@@ -66,6 +67,7 @@ CHAT_TEMPLATE = """{% for m in messages %}[{{ m['role'] }}] {{ m['content'] }}{{
 SHIM = """#!/bin/bash
 case "$1" in
     *.json | --config | train) set -- "$@" --device cpu --dtype float32 $([[ " $* " == *" --max_steps "* ]] || echo --max_steps 2) $(grep -qs load_best "$1" || echo --eval_steps 0) ;;
+    sweep) set -- "$@" --device cpu --dtype float32 --max_steps 8 ;;
     generate) set -- "$@" --device cpu --dtype float32 --max_new_tokens 2 ;;
     score | evaluate | prune) set -- "$@" --device cpu --dtype float32 ;;
 esac

@@ -185,6 +185,7 @@ struct TrainingOptions {
     double max_memory_gib = 0;  ///< bound of the plan on each GPU; 0: none
     bool deterministic = false;
     double eval_steps = 0;       ///< here and in the next: below 1 a share of the run (config/step_intervals.h)
+    double stop_at_step = 0;     ///< the schedule still spans the whole run; 0: at its end
     double evals_per_epoch = 0;  ///< instead; 0: eval_steps says it
     bool eval_on_start = false;
     int64_t early_stopping_patience = 0;  ///< evaluations without a better one that end a run; 0: none do

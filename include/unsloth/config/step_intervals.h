@@ -29,6 +29,9 @@ struct StepIntervals {
 /// rounded up, as in transformers. A run without steps has no shares: 0.
 StepIntervals step_intervals(const TrainingOptions& training, int64_t total_steps, int64_t epoch_steps);
 
+/// Where a run of `total_steps` stops: there, or at training.stop_at_step, whichever is earlier.
+int64_t last_step(const TrainingOptions& training, int64_t total_steps);
+
 /// Whether training.eval_steps or evals_per_epoch asks for evaluations during the run.
 inline bool evaluates_between_steps(const TrainingOptions& training) {
     return training.eval_steps > 0 || training.evals_per_epoch > 0;

@@ -50,7 +50,7 @@ inline constexpr const char* completions_file = "completions.jsonl";
 
 /// The last line of a run that has ended.
 struct Ending {
-    std::string exit_reason, error;
+    std::string exit_reason, error, error_id;  ///< the latter two empty without an error
     double seconds = absent, train_loss = absent, final_eval_loss = absent, best_eval_loss = absent,
            tokens_per_second = absent, memory_gib = absent;
     int64_t best_step = 0, tokens = 0;

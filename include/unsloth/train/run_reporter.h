@@ -34,7 +34,9 @@ class RunReporter {
     void saved(double seconds);
     /// Tells the observers how the run ended, and lets them go; `error`: its first line, or empty.
     void end(const std::string& exit_reason, const std::string& error, const std::string& error_id = {});
-    /// The end of a whole run, for the log too.
+    /// The end at training.stop_at_step, for the log too.
+    void stopped();
+    /// The end of a whole run, likewise.
     void finish();
 
     /// For trainer_state.json.

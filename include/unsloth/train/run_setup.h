@@ -80,6 +80,8 @@ class RunSetup {
     int64_t rows_in_flight() const { return rows_in_flight_; }  ///< completions that a rank samples at a time
     const std::string& data_fingerprint() const { return data_fingerprint_; }  ///< of the training rows
     int64_t total_steps() const { return total_steps_; }
+    /// After which it stops: total_steps() but where training.stop_at_step names an earlier one.
+    int64_t last_step() const { return last_step_; }
     int64_t epoch_steps() const { return epoch_steps_; }  ///< of a whole epoch, whatever the run's length
     /// How often it evaluates, saves and logs.
     const config::StepIntervals& intervals() const { return intervals_; }
@@ -152,7 +154,7 @@ class RunSetup {
     std::unique_ptr<CompletionEvaluator> answers_;
     std::optional<data::EvalLoader> reference_rows_;
     std::unique_ptr<session::TeacherSetup> teacher_;
-    int64_t total_steps_ = 0, epoch_steps_ = 0;
+    int64_t total_steps_ = 0, epoch_steps_ = 0, last_step_ = 0;
     config::StepIntervals intervals_;
     config::ScheduleOptions schedule_;
     std::unique_ptr<model::ModelPlan> plan_;

@@ -34,7 +34,9 @@ class SavePolicy {
     void save_while_training();
     /// The result of the last good values, before the run ends with an error.
     void keep_result();
-    /// A checkpoint and the result; throws Interrupted.
+    /// A checkpoint and the result, with steps left; false where the checkpoint could not be written.
+    bool pause();
+    /// The same for a signal; throws Interrupted.
     [[noreturn]] void stop_for(int signal);
     /// The end of a whole run: the last checkpoint, the result.
     void finish();

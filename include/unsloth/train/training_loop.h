@@ -18,8 +18,9 @@ class TrainingLoop {
     TrainingLoop(const RunSetup& setup, TrainingState& state, SavePolicy& saves, RunReporter& reporter);
     ~TrainingLoop();
 
-    /// From the state's step to the last one, or where it stops early, with the evaluations before and after.
-    void run(StepSource& source);
+    /// From the state's step to the last one, or where it stops early, with the evaluations before and after. False
+    /// where steps are left, after training.stop_at_step.
+    bool run(StepSource& source);
     /// Takes the next step of the training rows and waits for its result; evaluates where the schedule follows
     /// evaluations.
     StepResult take_step(const IssueOptions& options);

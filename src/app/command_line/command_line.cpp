@@ -5,6 +5,7 @@
 
 #include "app/command_line/commands.h"
 #include "app/command_line/launch_line.h"
+#include "app/sweep/axes.h"
 #include "unsloth/config/errors.h"
 #include "unsloth/config/option_table.h"
 #include "unsloth/config/parse.h"
@@ -105,6 +106,9 @@ void read_texts(CommandLine& line, Errors& errors) {
         line.quantize.max_shard_bytes = config::parse_byte_size(line.quantize.max_shard_size, "--max_shard_size");
         line.prune.max_shard_bytes = config::parse_byte_size(line.prune.max_shard_size, "--max_shard_size");
     });
+    errors.check({"grid"}, [&] {
+        if (line.command == Command::sweep) read_axes(line.sweep, line.typed, line.loaded.config);
+    });
     errors.check({"gpu_memory"}, [&] {
         if (!line.plan.gpu_memory.empty())
             line.plan.gpu_memory_bytes = config::parse_byte_size(line.plan.gpu_memory, "--gpu_memory");
@@ -189,6 +193,15 @@ void check_presence(const CommandLine& line, Presence presence, Errors& errors) 
             break;
         case Command::plan:
             presence.need_model(config);
+            break;
+        case Command::sweep:
+            presence.need_model(config), presence.need_train_file(config.data, true);
+            presence.need_evaluation_rows(config.data);
+            presence.refuse(line.sweep.find_lr && !line.sweep.axes.empty(),
+                            "sweep takes settings or --find_lr, not both");
+            presence.need(line.sweep.find_lr || !line.sweep.axes.empty(), {"grid", "find_lr"},
+                          "--grid, a flag with several values, or --find_lr",
+                          "For example: unsloth-train sweep run.json --learning_rate 1e-4,2e-4,4e-4");
             break;
         case Command::data:
             presence.need_train_file(config.data, true);
@@ -355,7 +368,7 @@ CommandLine parse_command_line(const std::vector<std::string>& arguments) {
     if (line.command == Command::launch) {
         read_launch(command, rest, line);
     } else {
-        read_arguments(command, rest, line);
+        read_arguments(command, line.command == Command::sweep ? take_axes(rest, line.sweep) : rest, line);
     }
     return line;
 }

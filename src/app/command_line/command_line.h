@@ -37,6 +37,7 @@ enum class Command {
     bench,
     tune,
     plan,
+    sweep,
     doctor,
     explain,
     watch,
@@ -189,6 +190,18 @@ struct PruneRequest {
     int64_t max_shard_bytes = 0;  ///< what max_shard_size says; above 0
 };
 
+/// Trials of several settings, of which the best by held-out loss becomes the run.
+struct SweepRequest {
+    std::string grid;      ///< as typed: "learning_rate=1e-4,2e-4;r=8,16"
+    bool find_lr = false;  ///< instead: eight learning rates for `steps` steps each
+    int64_t steps = 100;
+    int64_t nproc_per_node = 1;  ///< processes of each trial
+    /// Options with several values, {full name, its values as typed}: from `grid`, and from flags such as
+    /// --learning_rate 1e-4,2e-4. No two share a name.
+    std::vector<std::pair<std::string, std::vector<std::string>>> axes;
+    std::vector<std::string> arguments;  ///< of each trial's run, without what is the sweep's
+};
+
 struct WatchRequest {
     std::string run;  ///< folder; never empty
     bool once = false;
@@ -262,6 +275,7 @@ struct CommandLine {
     BenchRequest bench;
     TuneRequest tune;
     PlanRequest plan;
+    SweepRequest sweep;
     WatchRequest watch;
     CompareRunsRequest compare;
     ReportRequest report;

@@ -33,6 +33,7 @@ void declare_prune(OptionSet& options, CommandLine& line);
 void declare_bench(OptionSet& options, CommandLine& line);
 void declare_tune(OptionSet& options, CommandLine& line);
 void declare_plan(OptionSet& options, CommandLine& line);
+void declare_sweep(OptionSet& options, CommandLine& line);
 void declare_watch(OptionSet& options, CommandLine& line);
 void declare_compare(OptionSet& options, CommandLine& line);
 void declare_report(OptionSet& options, CommandLine& line);

@@ -142,6 +142,17 @@ void declare_saving(OptionSet& options, TrainingOptions& training) {
         .at_least(0)
         .on_resume(OnResume::mutable_);
     options
+        .add("stop_at_step", training.stop_at_step,
+             "Stop after this step, with an evaluation and a checkpoint; below 1: a share of the run's steps, rounded "
+             "up; 0: at the end. The learning-rate schedule still spans the whole run. "
+             "resume_from_checkpoint auto continues it.")
+        .at_least(0)
+        .at_most(1e9)
+        .synonym(nullptr, 0)
+        .not_with("training.push_to_hub")
+        .because("only a finished run is uploaded")
+        .on_resume(OnResume::mutable_);
+    options
         .add("overwrite_output_dir", training.overwrite_output_dir,
              "Start afresh in an output_dir that holds a run already; its checkpoints are removed.")
         .not_with("training.resume_from_checkpoint")
