@@ -263,9 +263,30 @@ MergedTensor MergedModel::open(const spec::TensorRule& rule) const {
     return tensor;
 }
 
+std::vector<std::byte> MergedModel::changed_other(const TensorView& other) const {
+    const std::string_view name = other.name;
+    constexpr std::string_view tower = "visual.", weight = ".weight";
+    const std::size_t at = name.find(tower);
+    if (adapter_ == nullptr || at == std::string_view::npos || !name.ends_with(weight)) return {};
+    const std::string_view module = name.substr(at + tower.size(), name.size() - at - tower.size() - weight.size());
+    const auto adapted = std::ranges::find(adapter_->tower, module, &spec::TowerLora::module);
+    if (adapted == adapter_->tower.end()) return {};
+    if (other.shape != std::vector<int64_t>{adapted->n, adapted->k} || !spec::is_floating(other.dtype))
+        throw Error("model.unsupported", cat(other.name, ": is quantised, and the adapter changes it"),
+                    "Merge into the 16-bit model.");
+    std::vector<float> values = floats_of(other);
+    const std::vector<float> a = floats_of(adapter_->file.at(tower_lora_a_name(adapted->module))),
+                             b = floats_of(adapter_->file.at(tower_lora_b_name(adapted->module)));
+    add_low_rank(b.data(), a.data(), adapted->lora.r, static_cast<float>(adapted->lora.scale), adapted->n, adapted->k,
+                 values.data());
+    std::vector<std::byte> bytes(other.data.size());
+    spec::convert_from_f32(other.dtype, values.data(), adapted->n * adapted->k, bytes.data());
+    return bytes;
+}
+
 int64_t MergedModel::changed_tensors() const {
     if (adapter_ == nullptr) return 0;
-    auto count = static_cast<int64_t>(adapter_->config.lora.modules_to_save.size());
+    auto count = static_cast<int64_t>(adapter_->config.lora.modules_to_save.size() + adapter_->tower.size());
     for (const spec::LayerLora& layer : adapter_->layers)
         for (const auto& adapted : layer)
             count += !is_of_experts(adapted.first)                        ? 1

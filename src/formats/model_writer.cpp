@@ -179,7 +179,7 @@ class Writer {
         writer.finish();
     }
 
-    /// Of other parts of the model, as they lie.
+    /// Of other parts of the model, as they lie, or with an adapter of the tower's.
     void write_others(const std::string& file) {
         std::vector<TensorDecl> declared;
         for (const TensorView* const other : model_.others()) {
@@ -189,7 +189,8 @@ class Writer {
         SafetensorsWriter writer(folder_ / file, std::move(declared));
         for (const TensorView* const other : model_.others()) {
             stop_if_interrupted();
-            writer.append(other->name, other->data);
+            const std::vector<std::byte> changed = model_.changed_other(*other);
+            writer.append(other->name, changed.empty() ? other->data : std::span<const std::byte>(changed));
             other->drop();
         }
         writer.finish();

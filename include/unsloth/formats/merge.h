@@ -71,8 +71,11 @@ class MergedModel {
     /// The base's, but for what was pruned and for tie_word_embeddings: modules_to_save trains a copy of its own at
     /// each end of a tied model (as PEFT does), so the result is not tied any more.
     const spec::ModelSpec& spec() const { return spec_; }
-    /// Of other parts of the base's model, which are written as they are.
+    /// Of other parts of the base's model, which are written as they are but for a tower's linears with an adapter.
     const std::vector<const TensorView*>& others() const { return base_.tensors.others; }
+    /// Of such a linear its values with the adapter, in the tensor's type; empty of all others. Input Error where it is
+    /// quantised.
+    std::vector<std::byte> changed_other(const TensorView& other) const;
     const WeightFile& base() const { return base_; }
     spec::ServeGrid grid() const { return grid_; }
     /// The base's config.json, with its lists of one entry a layer as the result needs them.
