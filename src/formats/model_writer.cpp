@@ -64,7 +64,7 @@ class Writer {
                 throw Error("model.unsupported",
                             cat(other->name, ": is quantised, and a part of the model that is written as it is"),
                             "Merge into the 16-bit model.");
-            written_.tensor_bytes += other->data.size();
+            written_.tensor_bytes += model_.declare_other(*other, dtype_).bytes();
         }
         require_space();
         const auto shards = split_into_shards(sizes, options_.shard_bytes);
@@ -184,13 +184,12 @@ class Writer {
         std::vector<TensorDecl> declared;
         for (const TensorView* const other : model_.others()) {
             where_[other->name] = file;
-            declared.push_back({other->name, other->dtype, other->shape});
+            declared.push_back(model_.declare_other(*other, dtype_));
         }
         SafetensorsWriter writer(folder_ / file, std::move(declared));
         for (const TensorView* const other : model_.others()) {
             stop_if_interrupted();
-            const std::vector<std::byte> changed = model_.changed_other(*other);
-            writer.append(other->name, changed.empty() ? other->data : std::span<const std::byte>(changed));
+            model_.append_other(writer, *other, dtype_);
             other->drop();
         }
         writer.finish();
