@@ -1,6 +1,6 @@
 // Small operators of a tower over image patches: bytes to values, interpolated positions, LayerNorm (Ba et al., 2016),
-// GELU (Hendrycks & Gimpel, 2016). A block has a row and its threads walk the columns. They run once a micro-batch
-// beside products that are two orders larger. Ceiling: the bandwidth of memory.
+// GELU (Hendrycks & Gimpel, 2016), the last two backward too. A block has a row and its threads walk the columns. They
+// run once a micro-batch beside products that are two orders larger. Ceiling: the bandwidth of memory.
 #include "kernels/common/device.cuh"
 #include "kernels/common/launch.h"
 #include "kernels/vision.h"
@@ -54,13 +54,54 @@ __global__ void __launch_bounds__(vision_threads) layer_norm_kernel(const LayerN
 }
 
 template <class T>
+__global__ void __launch_bounds__(vision_threads) layer_norm_backward_kernel(const LayerNormBackward p) {
+    __shared__ float shared[32];
+    const T* const x = static_cast<const T*>(p.x.data) + blockIdx.x * p.x.stride;
+    const T* const dy = static_cast<const T*>(p.dy.data) + blockIdx.x * p.dy.stride;
+    T* const dx = static_cast<T*>(p.dx.data) + blockIdx.x * p.dx.stride;
+    const float count = static_cast<float>(p.columns);
+    float sum = 0, squares = 0, gradients = 0, products = 0;
+    for (int64_t c = threadIdx.x; c < p.columns; c += vision_threads) sum += to_float(x[c]);
+    const float mean = block_sum(sum, shared) / count;
+    for (int64_t c = threadIdx.x; c < p.columns; c += vision_threads) {
+        const float off = to_float(x[c]) - mean, slope = to_float(dy[c]) * p.weight[c];
+        squares += off * off;
+        gradients += slope;
+        products += slope * off;
+    }
+    const float rstd = 1.0f / sqrtf(block_sum(squares, shared) / count + p.eps);
+    const float gradient = block_sum(gradients, shared) / count;
+    const float along = block_sum(products, shared) / count * rstd * rstd;
+    for (int64_t c = threadIdx.x; c < p.columns; c += vision_threads) {
+        const float slope = to_float(dy[c]) * p.weight[c];
+        dx[c] = from_float<T>(to_float(dx[c]) + rstd * (slope - gradient - (to_float(x[c]) - mean) * along));
+    }
+}
+
+constexpr float gelu_slope = 0.7978845608028654f, gelu_cubic = 0.044715f, root_half = 0.7071067811865476f;
+
+template <class T>
 __global__ void __launch_bounds__(vision_threads) gelu_kernel(const GeluRows p) {
-    constexpr float slope = 0.7978845608028654f, cubic = 0.044715f, root_half = 0.7071067811865476f;
     T* const x = static_cast<T*>(p.x.data) + blockIdx.x * p.x.stride;
     for (int64_t c = threadIdx.x; c < p.columns; c += vision_threads) {
         const float v = to_float(x[c]);
-        const float inner = p.tanh ? tanhf(slope * (v + cubic * v * v * v)) : erff(v * root_half);
+        const float inner = p.tanh ? tanhf(gelu_slope * (v + gelu_cubic * v * v * v)) : erff(v * root_half);
         x[c] = from_float<T>(0.5f * v * (1.0f + inner));
+    }
+}
+
+/// With tanh: d/dx of x/2 (1 + t) is (1 + t)/2 + x/2 (1 - t^2) t'; with erf x/2 times its slope, a Gaussian's density.
+template <class T>
+__global__ void __launch_bounds__(vision_threads) gelu_backward_kernel(const GeluBackward p) {
+    constexpr float density = 0.3989422804014327f;  // 1 / sqrt(2 pi)
+    const T* const x = static_cast<const T*>(p.x.data) + blockIdx.x * p.x.stride;
+    T* const dy = static_cast<T*>(p.dy.data) + blockIdx.x * p.dy.stride;
+    for (int64_t c = threadIdx.x; c < p.columns; c += vision_threads) {
+        const float v = to_float(x[c]);
+        const float t = p.tanh ? tanhf(gelu_slope * (v + gelu_cubic * v * v * v)) : erff(v * root_half);
+        const float turn = p.tanh ? 0.5f * v * (1.0f - t * t) * gelu_slope * (1.0f + 3.0f * gelu_cubic * v * v)
+                                  : v * density * expf(-0.5f * v * v);
+        dy[c] = from_float<T>(to_float(dy[c]) * (0.5f * (1.0f + t) + turn));
     }
 }
 
@@ -91,6 +132,22 @@ void layer_norm_forward(const LayerNorm& params, cudaStream_t stream) {
     dispatch_floating(params.type, [&](auto tag) {
         using T = typename decltype(tag)::type;
         UNSLOTH_LAUNCH(layer_norm_kernel<T>, blocks_of(params.rows), vision_threads, 0, stream, params);
+    });
+}
+
+void layer_norm_backward(const LayerNormBackward& params, cudaStream_t stream) {
+    if (params.rows == 0) return;
+    dispatch_floating(params.type, [&](auto tag) {
+        using T = typename decltype(tag)::type;
+        UNSLOTH_LAUNCH(layer_norm_backward_kernel<T>, blocks_of(params.rows), vision_threads, 0, stream, params);
+    });
+}
+
+void gelu_backward(const GeluBackward& params, cudaStream_t stream) {
+    if (params.rows == 0) return;
+    dispatch_floating(params.type, [&](auto tag) {
+        using T = typename decltype(tag)::type;
+        UNSLOTH_LAUNCH(gelu_backward_kernel<T>, blocks_of(params.rows), vision_threads, 0, stream, params);
     });
 }
 

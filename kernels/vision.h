@@ -38,6 +38,16 @@ struct LayerNorm {
 };
 void layer_norm_forward(const LayerNorm& params, cudaStream_t stream);
 
+struct LayerNormBackward {
+    int64_t rows = 0, columns = 0;
+    spec::DType type = spec::DType::bf16;
+    ConstMatrix dy, x;
+    const float* weight = nullptr;
+    float eps = 0;
+    Matrix dx;  ///< +=
+};
+void layer_norm_backward(const LayerNormBackward& params, cudaStream_t stream);
+
 struct GeluRows {
     int64_t rows = 0, columns = 0;
     spec::DType type = spec::DType::bf16;
@@ -45,5 +55,14 @@ struct GeluRows {
     bool tanh = false;
 };
 void gelu(const GeluRows& params, cudaStream_t stream);
+
+struct GeluBackward {
+    int64_t rows = 0, columns = 0;
+    spec::DType type = spec::DType::bf16;
+    ConstMatrix x;
+    Matrix dy;  ///< becomes the gradient of x
+    bool tanh = false;
+};
+void gelu_backward(const GeluBackward& params, cudaStream_t stream);
 
 }  // namespace unsloth::kernels

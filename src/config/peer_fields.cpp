@@ -38,7 +38,6 @@ void add_lora_fields(PeerRows& rows) {
         .only({"use_qalora", "use_bdlora", "velora_config", "monteclora_config", "kasa_config", "arrow_config",
                "alora_invocation_tokens", "layer_replication", "lora_ga_config", "eva_config", "corda_config"},
               off, "this variant of LoRA is not there")
-        .only({"vision"}, off, "the vision tower is frozen, and adapters are the language model's")
         .only({"loftq_config"}, off, "adapters begin at zero, not at the quantisation error")
         .only({"megatron_config"}, off, "there is no Megatron here")
         .any({"megatron_core", "qalora_group_size", "runtime_config", "auto_mapping", "peft_version", "inference_mode"},

@@ -263,9 +263,41 @@ MergedTensor MergedModel::open(const spec::TensorRule& rule) const {
     return tensor;
 }
 
+/// Of a tower's linear; nullptr: it has none.
+const spec::TowerLora* MergedModel::adapter_of(const TensorView& other) const {
+    const std::string_view name = other.name;
+    constexpr std::string_view tower = "visual.", weight = ".weight";
+    const std::size_t at = name.find(tower);
+    if (adapter_ == nullptr || at == std::string_view::npos || !name.ends_with(weight)) return nullptr;
+    const std::string_view module = name.substr(at + tower.size(), name.size() - at - tower.size() - weight.size());
+    const auto adapted = std::ranges::find(adapter_->tower, module, &spec::TowerLora::module);
+    if (adapted == adapter_->tower.end()) return nullptr;
+    if (other.shape != std::vector<int64_t>{adapted->n, adapted->k} || !spec::is_floating(other.dtype))
+        throw Error("model.unsupported", cat(other.name, ": is quantised, and the adapter changes it"),
+                    "Merge into the 16-bit model.");
+    return &*adapted;
+}
+
+TensorDecl MergedModel::declare_other(const TensorView& other, spec::DType type) const {
+    return {other.name, adapter_of(other) != nullptr ? type : other.dtype, other.shape};
+}
+
+void MergedModel::append_other(SafetensorsWriter& writer, const TensorView& other, spec::DType type) const {
+    const spec::TowerLora* const adapter = adapter_of(other);
+    if (adapter == nullptr) return writer.append(other.name, other.data);
+    std::vector<float> values = floats_of(other);
+    const std::vector<float> a = floats_of(adapter_->file.at(tower_lora_a_name(adapter->module))),
+                             b = floats_of(adapter_->file.at(tower_lora_b_name(adapter->module)));
+    add_low_rank(b.data(), a.data(), adapter->lora.r, static_cast<float>(adapter->lora.scale), adapter->n, adapter->k,
+                 values.data());
+    std::vector<std::byte> bytes(values.size() * spec::size_of(type));
+    spec::convert_from_f32(type, values.data(), adapter->n * adapter->k, bytes.data());
+    writer.append(other.name, bytes);
+}
+
 int64_t MergedModel::changed_tensors() const {
     if (adapter_ == nullptr) return 0;
-    auto count = static_cast<int64_t>(adapter_->config.lora.modules_to_save.size());
+    auto count = static_cast<int64_t>(adapter_->config.lora.modules_to_save.size() + adapter_->tower.size());
     for (const spec::LayerLora& layer : adapter_->layers)
         for (const auto& adapted : layer)
             count += !is_of_experts(adapted.first)                        ? 1

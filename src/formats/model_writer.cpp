@@ -64,7 +64,7 @@ class Writer {
                 throw Error("model.unsupported",
                             cat(other->name, ": is quantised, and a part of the model that is written as it is"),
                             "Merge into the 16-bit model.");
-            written_.tensor_bytes += other->data.size();
+            written_.tensor_bytes += model_.declare_other(*other, dtype_).bytes();
         }
         require_space();
         const auto shards = split_into_shards(sizes, options_.shard_bytes);
@@ -179,17 +179,17 @@ class Writer {
         writer.finish();
     }
 
-    /// Of other parts of the model, as they lie.
+    /// Of other parts of the model, as they lie, or with an adapter of the tower's.
     void write_others(const std::string& file) {
         std::vector<TensorDecl> declared;
         for (const TensorView* const other : model_.others()) {
             where_[other->name] = file;
-            declared.push_back({other->name, other->dtype, other->shape});
+            declared.push_back(model_.declare_other(*other, dtype_));
         }
         SafetensorsWriter writer(folder_ / file, std::move(declared));
         for (const TensorView* const other : model_.others()) {
             stop_if_interrupted();
-            writer.append(other->name, other->data);
+            model_.append_other(writer, *other, dtype_);
             other->drop();
         }
         writer.finish();

@@ -246,6 +246,7 @@ PeftConfig parse_peft_config(const std::string& json_text, const std::string& so
     read_patterns(json, lora);
     lora.modules_to_save = json.strings("modules_to_save");
     lora.layers_to_transform = json.integers("layers_to_transform");
+    lora.tower = spec::TowerTargets::named;
     return config;
 }
 
@@ -344,6 +345,10 @@ std::vector<TensorDecl> adapter_tensors(const spec::LoraSpec& lora, const spec::
                 tensors.push_back({magnitude_name(id, model.stem(), crosses), dtype, {model.out_features(p)}});
         }
     }
+    for (const spec::TowerLora& linear : spec::resolve_tower_lora(lora, model)) {
+        tensors.push_back({tower_lora_a_name(linear.module), dtype, {linear.lora.r, linear.k}});
+        tensors.push_back({tower_lora_b_name(linear.module), dtype, {linear.n, linear.lora.r}});
+    }
     for (const std::string& module : lora.modules_to_save)
         tensors.push_back(
             {saved_module_name(module, model.stem()), dtype, {rows_of(module, model), model.hidden_size}});
@@ -369,11 +374,13 @@ Adapter read_adapter(const std::filesystem::path& folder, const spec::ModelSpec&
         throw missing_in(folder, weights_file, Sought::adapter, folder.string());
     SafetensorsFile file(folder / weights_file);
     std::vector<spec::LayerLora> layers;
+    std::vector<spec::TowerLora> tower;
     std::vector<TensorDecl> expected;
     take_older_names(file, model);
     join_experts(config, file, model);
     try {
         layers = spec::resolve_lora(config.lora, model);
+        tower = spec::resolve_tower_lora(config.lora, model);
         expected = adapter_tensors(config.lora, model);
     } catch (const Error& error) {  // here the words are the adapter's, not the user's options
         throw Error("adapter.bad-config", cat((folder / config_file).string(), ": ", error.what()));
@@ -381,7 +388,7 @@ Adapter read_adapter(const std::filesystem::path& folder, const spec::ModelSpec&
     check_tensors(file, std::move(expected), model);
     if (const auto mark = file.metadata().find(base_key); mark != file.metadata().end())
         config.base_mark = mark->second;
-    return {std::move(config), std::move(layers), std::move(file), std::string(model.stem())};
+    return {std::move(config), std::move(layers), std::move(file), std::string(model.stem()), std::move(tower)};
 }
 
 }  // namespace unsloth::formats

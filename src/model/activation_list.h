@@ -120,6 +120,7 @@ class ActivationList {
     void tokens(TokenBuffers& b, std::vector<at::Tensor>& objective);
 
     void vision(const spec::VisionSpec& tower, VisionBuffers& b);
+    void tower_backward(const spec::VisionSpec& tower, VisionBuffers& b);
     void tiles(const spec::VisionSpec& tower, const spec::TilesSpec& tiles, VisionBuffers& b);
 
     void cache(int64_t layer, ops::KvCache& of);

@@ -65,7 +65,7 @@ at::Tensor all_outputs(ops::Context& ctx, const Network& network, const Activati
 
 }  // namespace
 
-void embed(ops::Context& ctx, const Network& network, const MicroBatch& micro, bool noise) {
+void embed(ops::Context& ctx, const Network& network, const MicroBatch& micro, bool noise, bool adapted) {
     const Activations& a = micro.activations();
     const std::vector<data::Image>& images = micro.images();
     const bool tiles = !images.empty() && network.spec.vision->tiles;  // their features are no embeddings
@@ -73,7 +73,7 @@ void embed(ops::Context& ctx, const Network& network, const MicroBatch& micro, b
         see_tiles(ctx, *network.spec.vision, *network.vision, a.vision(), images, micro.inputs().sight->places);
     else if (!images.empty())
         see_images(ctx, *network.spec.vision, *network.vision, a.vision(), images,
-                   /*together=*/micro.inputs().cached == nullptr);
+                   /*together=*/micro.inputs().cached == nullptr, adapted);
     const TokenBuffers& tokens = a.tokens();
     const TensorParallel& tp = network.tp;
     each_slice(tp, a.scratch(), [&](const RowRange& range) {
@@ -102,6 +102,33 @@ void add_image_features(const Network& network, const MicroBatch& micro, int lay
         a.output_of(layer)
             .narrow(0, place.token, place.count)
             .add_(a.vision().deepstack[number].narrow(0, place.feature, place.count));
+}
+
+namespace {
+
+/// Of each image's tokens the rows of the residual stream's gradient. Images of the same pixels have the same features:
+/// their gradients are added up.
+void gather_image_gradients(const Network& network, const MicroBatch& micro, const at::Tensor& to) {
+    const at::Tensor g_tD = micro.activations().scratch().g_full.narrow(1, 0, network.spec.hidden_size);
+    to.zero_();
+    for (const ImagePlace& place : image_places(*network.spec.vision, micro.images()))
+        to.narrow(0, place.feature, place.count).add_(g_tD.narrow(0, place.token, place.count));
+}
+
+}  // namespace
+
+void take_image_gradients(const Network& network, const MicroBatch& micro, int layer) {
+    if (!network.trains_tower || micro.images().empty()) return;
+    const std::vector<at::Tensor>& deepstack = micro.activations().vision().deepstack;
+    const auto number = static_cast<std::size_t>(layer);
+    if (number < deepstack.size()) gather_image_gradients(network, micro, deepstack[number]);
+}
+
+void tower_backward(ops::Context& ctx, const Network& network, const MicroBatch& micro) {
+    if (!network.trains_tower || micro.images().empty()) return;
+    const VisionBuffers& b = micro.activations().vision();
+    gather_image_gradients(network, micro, b.features);
+    see_images_backward(ctx, *network.spec.vision, *network.vision, b, micro.images(), *network.parameters);
 }
 
 void embedding_backward(ops::Context& ctx, const Network& network, const MicroBatch& micro) {

@@ -165,6 +165,7 @@ ModelParts ModelPlan::load(ops::Context& ctx, const weights::LoadShare& share) c
     network.dtype = request_.dtype;
     network.lowest_trained_layer = lowest_trained_layer_;
     network.trains_embedding = request_.trains && trains(spec::TensorRole::embed_tokens);
+    network.trains_tower = trains_tower();
     network.lora_dropout = request_.trains && request_.lora ? request_.lora->lora_dropout : 0.0;
     network.noise_alpha = request_.trains ? request_.noise_alpha : 0.0;
     network.router_aux = request_.trains ? request_.router_aux : 0.0;
@@ -208,6 +209,8 @@ ModelParts ModelPlan::load(ops::Context& ctx, const weights::LoadShare& share) c
     network.embedding_and_head = parts_.base->load_embedding_and_head(ctx, base_memory, trained, shared);
     if (sees_images())
         network.vision = weights::VisionWeights::load(*spec().vision, request_.dtype, file_->tensors.vision, arena);
+    if (sees_images() && !tower_lora_.empty())
+        network.vision->adapt(*spec().vision, tower_lora_, *network.parameters, arena);
     parts.step_memory = std::make_unique<memory::Arena>(step(), request_.device);
     for (int64_t micro = 0; micro < request_.run.in_flight; ++micro)
         parts.activations.push_back(std::make_unique<Activations>(own_, layout_, request_.sizes, request_.run,

@@ -8,8 +8,6 @@
 #include "unsloth/core/text.h"
 #include "unsloth/model/decoder_layer.h"
 #include "unsloth/ops/experts.h"
-#include "unsloth/ops/range_attention.h"
-#include "unsloth/ops/vision.h"
 
 namespace unsloth::model {
 namespace {
@@ -88,12 +86,18 @@ void ModelPlan::read_trained() {
                     cat(file_->checkpoint.folder().string(), ": finetuning_type full would save the text part of ",
                         spec().part_of, " without the others"),
                     "Use finetuning_type lora, and merge the adapter: the other parts stay as they are.");
+    const bool asks_for_tower = request_.lora && request_.lora->tower == spec::TowerTargets::all;
     if (request_.adapter) {
         adapter_ = std::make_shared<const formats::Adapter>(formats::read_adapter(*request_.adapter, spec()));
         const double dropout = request_.lora ? request_.lora->lora_dropout : adapter_->config.lora.lora_dropout;
         request_.lora = adapter_->config.lora;
         request_.lora->lora_dropout = dropout;
         if (request_.ignore_serve_grid) request_.lora->serve_grid = spec::ServeGrid::none;
+        if (asks_for_tower && adapter_->tower.empty())
+            throw Error(
+                "adapter.contradicts",
+                cat("lora.vision contradicts the adapter in ", *request_.adapter, ", which is of the text model"),
+                "Leave the option out: the adapter's own config decides.");
     }
     if (!request_.adapters.empty()) {
         UNSLOTH_CHECK(!request_.adapter && !request_.trains, "several adapters are for answers alone");
@@ -116,7 +120,9 @@ void ModelPlan::read_trained() {
         request_.lora = spec::for_model(*request_.lora, spec());
         if (!request_.adapter) spec::refuse_idle_patterns(*request_.lora, spec());
         all_lora_ = share(spec::resolve_lora(*request_.lora, spec()));
-        table_ = share(weights::ParameterTable::lora(spec(), *all_lora_, request_.lora->modules_to_save));
+        tower_lora_ = spec::resolve_tower_lora(*request_.lora, spec());
+        table_ = share(weights::ParameterTable::lora(spec(), *all_lora_, request_.lora->modules_to_save, tower_lora_));
+        if (!tower_lora_.empty()) require_tower();
     }
     if (grid() != spec::ServeGrid::none) require_grid();
     if (request_.router_aux > 0 && !spec().experts)
@@ -166,7 +172,7 @@ void ModelPlan::choose_own(const spec::Stage& stage) {
                     "Take fewer stages, or train adapters in all layers.");
     const auto adapted = [](const spec::LayerLora& layer) { return !layer.empty(); };
     lowest_trained_layer_ = 0;
-    if (!trains_all() && !trains(spec::TensorRole::embed_tokens))
+    if (!trains_all() && !trains(spec::TensorRole::embed_tokens) && !trains_tower())
         lowest_trained_layer_ =
             static_cast<int>(std::find_if(lora_layers_.begin(), lora_layers_.end(), adapted) - lora_layers_.begin());
     for (std::size_t layer = 0; layer < lora_layers_.size(); ++layer)
@@ -264,6 +270,7 @@ void ModelPlan::submit_trained(memory::Plan& resident) const {
         weights::Parameters::plan(*own_table_, request_.optim, request_.trains, request_.sharding, resident);
     if (stack_) stack_->plan(layout_, resident);
     if (sees_images()) weights::VisionWeights::plan(*spec().vision, request_.dtype, resident);
+    if (sees_images()) weights::VisionWeights::plan_adapters(tower_lora_, request_.dtype, resident);
     if (request_.trains && spec().experts)
         resident.add("workspace", Network::router_ends_name,
                      spec().num_layers * (1 + spec().experts->count) * static_cast<int64_t>(sizeof(int32_t)));
@@ -355,26 +362,9 @@ void ModelPlan::complete_sizes() {
     sizes.dropout = request_.trains && request_.lora && request_.lora->lora_dropout > 0;
     sizes.noise = request_.trains && request_.noise_alpha > 0;
     sizes.balances_experts = request_.trains && request_.router_aux > 0;
+    sizes.tower_rank = weights::widest_tower_rank(tower_lora_);
+    sizes.trains_tower = trains_tower();
     sizes.trains_embedding = request_.trains && trains(spec::TensorRole::embed_tokens);
-}
-
-int64_t ModelPlan::beside_arenas() const {
-    int64_t bytes = memory::beside_arenas_bytes + (spec().experts ? ops::grouped_library_bytes(request_.device) : 0);
-    if (sees_images() && spec().vision->tiles) {
-        const int64_t rows = spec().vision->tiles->tower_rows(), most = request_.sizes.image_rows(spec());
-        const ops::AttentionShape tower{.heads = spec().vision->num_heads,
-                                        .kv_heads = spec().vision->num_heads,
-                                        .head_dim = spec().vision->head_dim()};
-        const auto library = [&](const ops::AttentionShape& shape, int64_t queries, int64_t keys, bool backward) {
-            return ops::range_attention_library_bytes(request_.device, request_.dtype, shape, queries, keys, backward,
-                                                      request_.sizes.deterministic);
-        };
-        bytes += std::max(library(tower, rows, rows, false),
-                          library(attention_shape(spec(), 0), request_.sizes.longest, most, request_.trains));
-    } else if (sees_images())
-        bytes += ops::full_attention_library_bytes(request_.device, request_.dtype, request_.sizes.patches,
-                                                   spec().vision->num_heads, spec().vision->head_dim());
-    return bytes;
 }
 
 int64_t ModelPlan::recorded_bytes(const Parts& parts, const spec::RunPlan& run) const {

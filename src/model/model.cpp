@@ -27,7 +27,7 @@ Model::Model(ops::Context& ctx, ModelParts parts)
     const Network& network = parts_.network;
     route_ = {.layers = network.layers(),
               .lowest_layer = network.lowest_trained_layer,
-              .embedding_backward = network.trains_embedding};
+              .embedding_backward = network.trains_embedding || network.trains_tower};
     for (std::unique_ptr<Activations>& activations : parts_.activations)
         micro_batches_.push_back(std::make_unique<MicroBatch>(ctx_, network.spec, std::move(activations),
                                                               route_.lowest_layer, counts_, network.tp.place().size));
@@ -167,7 +167,7 @@ void Model::take_in(int index, const Pass& pass) {
     pass.objective->upload(batch, micro);
     if (network.lora_dropout > 0.0 || network.noise_alpha > 0.0) micro.upload_rows(batch);
     if (network.noise_alpha > 0.0) micro.upload_noise(batch, network.noise_alpha);
-    if (route_.embedding_backward)
+    if (network.trains_embedding)
         micro.upload_token_order(network.tp.alone() ? batch.token_order : own_token_order(batch, micro));
 }
 
@@ -217,11 +217,13 @@ void Model::act(const Action& action, const Pass& pass) {
             return cross_border(action);
         case Action::Part::embedding:
             if (forward) {
-                embed(ctx_, network, micro, pass.trains() && network.noise_alpha > 0.0);
+                embed(ctx_, network, micro, pass.trains() && network.noise_alpha > 0.0,
+                      pass.scope == PolicyScope::policy);
                 begin_balance(micro);
                 if (on_module) on_module("model.embed_tokens", a.layer(0).x_tD);
             } else {
-                embedding_backward(ctx_, network, micro);
+                if (network.trains_embedding) embedding_backward(ctx_, network, micro);
+                tower_backward(ctx_, network, micro);
             }
             return;
         case Action::Part::head:
@@ -251,6 +253,7 @@ void Model::act(const Action& action, const Pass& pass) {
         if (offload != nullptr) offload->after_forward(layer);
         if (on_module) on_module(cat("model.layers.", layer), a.output_of(layer));
     } else if (!passes_by) {
+        take_image_gradients(network, micro, layer);
         const bool input_gradient = layer > route_.lowest_layer || route_.embedding_backward;
         layer_backward(layer_context(layer, micro, pass.scope), w, a.layer(layer),
                        a.run().layers[static_cast<std::size_t>(layer)].keep, input_gradient);

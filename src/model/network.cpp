@@ -16,6 +16,7 @@ const weights::Parameter* Network::trained(spec::TensorRole role) const {
 
 void Network::refresh(ops::Context& ctx) {
     weight_provider->refresh(ctx);
+    if (vision && parameters != nullptr) vision->refresh(*parameters);
     if (parameters == nullptr || embedding_and_head_version == parameters->version) return;
     const auto refresh_vector = [&](spec::TensorRole role, at::Tensor& copy) {
         if (const weights::Parameter* master = trained(role)) copy = parameters->value(*master);

@@ -25,6 +25,19 @@ void ModelPlan::require_grid() const {
         refuse("parallel.unsupported", "distributed.zero_stage 3 or offload_optimizer");
 }
 
+/// Of adapters in the tower.
+void ModelPlan::require_tower() const {
+    if (!request_.trains) return;
+    const std::pair<const char*, bool> others[] = {{"lora.lora_dropout", request_.lora->lora_dropout > 0},
+                                                   {"lora.serve_grid", grid() != spec::ServeGrid::none},
+                                                   {"distributed.zero_stage 3", request_.sharding.splits_values()},
+                                                   {"distributed.offload_optimizer", request_.sharding.on_host()}};
+    for (const auto& [what, asked] : others)
+        if (asked)
+            throw Error("option.unsupported", cat(what, " does not go with adapters in the tower (lora.vision)"),
+                        "Leave one of them out.");
+}
+
 void ModelPlan::require_images() const {
     if (!spec().vision)
         throw Error("model.unsupported",

@@ -35,7 +35,8 @@ void ActivationList::vision(const spec::VisionSpec& tower, VisionBuffers& b) {
     const int64_t patches = sizes_.patches, c = tower.hidden_size, f = tower.inner_size();
     const int64_t merge = tower.merge * tower.merge, tokens = tower.tokens_of(patches);
     alike_ = 1;
-    constexpr uint8_t alone = memory::tower, until_read = memory::tower | memory::forward;
+    const uint8_t again = sizes_.trains_tower ? memory::backward : 0, alone = memory::tower | again,
+                  until_read = memory::tower | memory::forward | again;
     const auto buffer = [&](const char* name, int64_t count, at::ScalarType dtype, at::Tensor& tensor) {
         add({"tower", name, {count}, dtype, alone}, tensor);
     };
@@ -55,6 +56,7 @@ void ActivationList::vision(const spec::VisionSpec& tower, VisionBuffers& b) {
     buffer("cos of patches", patches * tower.head_dim() / 2, at::kFloat, b.cos);
     buffer("sin of patches", patches * tower.head_dim() / 2, at::kFloat, b.sin);
     buffer("tokens of patches", tokens, at::kInt, b.tokens);
+    if (sizes_.tower_rank > 0) buffer("adapters' values of patches", patches * sizes_.tower_rank, dtype_, b.u);
     add({"tower", "image features", {sizes_.image_tokens, tower.out_size}, dtype_, until_read}, b.features);
     b.deepstack.resize(tower.deepstack.size());
     for (std::size_t i = 0; i < b.deepstack.size(); ++i)
@@ -64,6 +66,34 @@ void ActivationList::vision(const spec::VisionSpec& tower, VisionBuffers& b) {
              dtype_,
              until_read},
             b.deepstack[i]);
+    if (sizes_.trains_tower) tower_backward(tower, b);
+}
+
+void ActivationList::tower_backward(const spec::VisionSpec& tower, VisionBuffers& b) {
+    const int64_t patches = sizes_.patches, c = tower.hidden_size, f = tower.inner_size();
+    const int64_t merge = tower.merge * tower.merge, narrow = std::max(c, (tower.out_size + merge - 1) / merge);
+    TowerBackward& back = b.backward;
+    const auto buffer = [&](const char* name, int64_t columns, at::ScalarType dtype, at::Tensor& tensor) {
+        add({"tower", name, {patches * columns}, dtype, memory::backward}, tensor);
+    };
+    own({"tower",
+         "inputs of the tower's blocks",
+         {tower.depth + 1, sizes_.image_tokens * merge * c},
+         dtype_,
+         memory::tower | memory::forward | memory::head | memory::backward},
+        back.inputs);
+    buffer("gradient of patches", c, dtype_, back.g);
+    buffer("patches between", c, dtype_, back.middle);
+    buffer("normed patches between", c, dtype_, back.normed2);
+    buffer("qkv of patches", 3 * c, dtype_, back.qkv);
+    buffer("gradient of qkv of patches", std::max(3 * c, narrow), dtype_, back.dqkv);
+    buffer("attended patches", c, dtype_, back.out);
+    buffer("lse of patches", tower.num_heads, at::kFloat, back.lse);
+    buffer("MLP's values of patches", std::max(f, narrow), dtype_, back.act);
+    buffer("gradient of MLP's values of patches", std::max(f, narrow), dtype_, back.dact);
+    buffer("gradient of normed patches", narrow, dtype_, back.dh);
+    if (tower.rms_norm) buffer("first rstd of patches", 1, at::kFloat, back.rstd1);
+    buffer("gradients of adapters' values", sizes_.tower_rank, dtype_, b.v);
 }
 
 }  // namespace unsloth::model

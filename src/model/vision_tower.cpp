@@ -5,7 +5,7 @@
 #include <cmath>
 #include <vector>
 
-#include "model/copy_values.h"
+#include "model/patches.h"
 #include "model/tower_parts.h"
 #include "unsloth/ops/norm.h"
 #include "unsloth/ops/profiler.h"
@@ -17,68 +17,32 @@
 namespace unsloth::model {
 namespace {
 
-/// Some images' patches, one image after another.
-struct Patches {
-    int64_t count = 0;
-    spec::PatchOrder order;  ///< of all: tokens are numbers among those of all images. Without PatchOrder::patches
-    spec::PatchPositions learned;
-    std::vector<int32_t> images = {0};  ///< offsets of the images' patches, from 0 to count
-    std::vector<uint8_t> pixels;
-
-    Patches(const spec::VisionSpec& spec, const std::vector<data::Image>& from) {
-        order.windows = {0};
-        for (const data::Image& image : from) add(spec, image);
-    }
-
-  private:
-    void add(const spec::VisionSpec& spec, const data::Image& image) {
-        const spec::PatchOrder own = spec::patch_order(spec, image.grid_h, image.grid_w);
-        const auto before = static_cast<int32_t>(count), tokens = static_cast<int32_t>(order.tokens.size());
-        const auto append = [](auto& to, const auto& more) { to.insert(to.end(), more.begin(), more.end()); };
-        add_pixels(spec, image, own);
-        append(order.rows, own.rows);
-        append(order.columns, own.columns);
-        for (const int32_t token : own.tokens) order.tokens.push_back(tokens + token);
-        for (std::size_t i = 1; i < own.windows.size(); ++i) order.windows.push_back(before + own.windows[i]);
-        if (spec.position_side > 0) {
-            const spec::PatchPositions positions = spec::patch_positions(spec, own, image.grid_h, image.grid_w);
-            append(learned.index, positions.index);
-            append(learned.share, positions.share);
-        }
-        count += image.patches();
-        images.push_back(static_cast<int32_t>(count));
-    }
-    void add_pixels(const spec::VisionSpec& spec, const data::Image& image, const spec::PatchOrder& own) {
-        const auto bytes = static_cast<std::size_t>(spec.patch_bytes());
-        UNSLOTH_CHECK(image.pixels && image.pixels->size() == static_cast<std::size_t>(image.patches()) * bytes,
-                      "an image of ", image.grid_h, " x ", image.grid_w, " patches has ",
-                      image.pixels ? image.pixels->size() : 0, " bytes");
-        for (const int32_t patch : own.patches) {
-            const uint8_t* const first = image.pixels->data() + static_cast<std::size_t>(patch) * bytes;
-            pixels.insert(pixels.end(), first, first + bytes);
-        }
-    }
-};
-
 /// The way of some images through the tower.
 class Sight {
   public:
     Sight(ops::Context& ctx, const spec::VisionSpec& spec, const weights::VisionWeights& w, const VisionBuffers& b,
-          const std::vector<data::Image>& images)
+          const SeenTogether& some, bool adapted)
         : ctx_(ctx),
           spec_(spec),
           w_(w),
           b_(b),
-          of_(spec, images),
+          of_(spec, some.images),
           patches_(of_.count),
-          x_PC_(matrix_of(b.x, patches_, spec.hidden_size)) {
+          feature_(some.feature),
+          u_(adapted ? b.u : at::Tensor()),
+          x_PC_(keeps() ? block_input(spec, b, 0, feature_, patches_) : matrix_of(b.x, patches_, spec.hidden_size)) {
         embed_patches();
     }
 
     /// Features of the images' tokens [feature, feature + N) of the micro-batch.
-    void pass(int64_t feature) {
-        const int64_t tokens = spec_.tokens_of(patches_);
+    void pass() {
+        const int64_t tokens = spec_.tokens_of(patches_), feature = feature_;
         for (int64_t layer = 0; layer < spec_.depth; ++layer) {
+            if (keeps()) {
+                const at::Tensor next_PC = block_input(spec_, b_, layer + 1, feature, patches_);
+                ops::copy_2d(ctx_, x_PC_, next_PC);
+                x_PC_ = next_PC;
+            }
             block(w_.blocks[static_cast<std::size_t>(layer)], spec_.attends_in_windows(layer));
             for (std::size_t i = 0; i < spec_.deepstack.size(); ++i)
                 if (spec_.deepstack[i] == layer)
@@ -88,29 +52,28 @@ class Sight {
     }
 
   private:
+    /// A backward pass follows.
+    bool keeps() const { return b_.backward.inputs.defined(); }
+
+    void multiply(const weights::VisionLinear& w, const at::Tensor& x, const at::Tensor& out, bool adds = false) {
+        model::multiply(ctx_, w, x, out, adds, u_);
+    }
+
     /// Pixels in the tower's order become the first values; and what follows from where patches lie.
     void embed_patches() {
-        std::vector<int32_t> places;
-        for (std::size_t i = 0; i < of_.order.rows.size(); ++i) {
-            places.push_back(of_.order.rows[i]);
-            places.push_back(of_.order.columns[i]);
-        }
         copy_values(of_.pixels, b_.bytes);
-        copy_values(places, b_.positions);
-        copy_values(of_.order.tokens, b_.tokens);
-        const int64_t values = spec::VisionSpec::frames * spec_.patch_bytes(), pairs = spec_.head_dim() / 2;
+        const int64_t values = spec::VisionSpec::frames * spec_.patch_bytes();
         const at::Tensor values_PK = matrix_of(b_.wide, patches_, values);
         ops::patch_values(ctx_, matrix_of(b_.bytes, patches_, spec_.patch_bytes()), w_.value_CB,
                           spec::VisionSpec::frames, values_PK);
-        multiply(ctx_, {w_.patch_CK, w_.patch_bias_C}, values_PK, x_PC_);
+        multiply({w_.patch_CK, w_.patch_bias_C}, values_PK, x_PC_);
         if (spec_.position_side > 0) {
             copy_values(of_.learned.index, b_.index);
             copy_values(of_.learned.share, b_.share);
             ops::add_interpolated(ctx_, w_.positions_NC, matrix_of(b_.index, patches_, 4),
                                   matrix_of(b_.share, patches_, 4), x_PC_);
         }
-        ops::rope_table(ctx_, matrix_of(b_.positions, patches_, 2), w_.inv_freq_p, 1.0,
-                        matrix_of(b_.cos, patches_, pairs), matrix_of(b_.sin, patches_, pairs), w_.axis_p);
+        make_patch_rotation(ctx_, spec_, w_, b_, of_);
     }
 
     void normalise(const weights::VisionNorm& w, const at::Tensor& x, const at::Tensor& y) {
@@ -125,24 +88,24 @@ class Sight {
         const int64_t d = spec_.head_dim(), pairs = d / 2;
         const at::Tensor h_PC = matrix_of(b_.h, patches_, c), qkv_PN = matrix_of(b_.wide, patches_, 3 * c);
         normalise(w.norm1, x_PC_, h_PC);
-        multiply(ctx_, w.qkv, h_PC, qkv_PN);
+        multiply(w.qkv, h_PC, qkv_PN);
         ops::rope_apply(ctx_, heads_of(qkv_PN, 0, 2 * heads, d), matrix_of(b_.cos, patches_, pairs),
                         matrix_of(b_.sin, patches_, pairs), /*backward=*/false);
         ops::full_attention_forward(ctx_, 1.0 / std::sqrt(static_cast<double>(d)),
                                     in_windows ? of_.order.windows : of_.images, heads_of(qkv_PN, 0, heads, d),
                                     heads_of(qkv_PN, c, heads, d), heads_of(qkv_PN, 2 * c, heads, d),
                                     heads_of(h_PC, 0, heads, d));
-        multiply(ctx_, w.proj, h_PC, x_PC_, /*adds=*/true);
+        multiply(w.proj, h_PC, x_PC_, /*adds=*/true);
         normalise(w.norm2, x_PC_, h_PC);
         const at::Tensor inner_PF = matrix_of(b_.wide, patches_, (spec_.gated_mlp ? 2 : 1) * f);
-        multiply(ctx_, w.in, h_PC, inner_PF);
+        multiply(w.in, h_PC, inner_PF);
         if (spec_.gated_mlp) {
             const at::Tensor act_PF = matrix_of(b_.h, patches_, f);
             ops::swiglu_forward(ctx_, inner_PF, act_PF);
-            return multiply(ctx_, w.out, act_PF, x_PC_, /*adds=*/true);
+            return multiply(w.out, act_PF, x_PC_, /*adds=*/true);
         }
         ops::gelu(ctx_, inner_PF, ops::Gelu::tanh);
-        multiply(ctx_, w.out, inner_PF, x_PC_, /*adds=*/true);
+        multiply(w.out, inner_PF, x_PC_, /*adds=*/true);
     }
 
     /// `normed`: values that the norm takes at a time, a patch's or all of a token's.
@@ -151,11 +114,11 @@ class Sight {
                       rows = patches_ * spec_.hidden_size / normed;
         normalise(w.norm, x_PC_.view({rows, normed}), matrix_of(b_.h, rows, normed));
         const at::Tensor inner_NM = matrix_of(b_.wide, tokens, merged);
-        multiply(ctx_, w.in, matrix_of(b_.h, tokens, merged), inner_NM);
+        multiply(w.in, matrix_of(b_.h, tokens, merged), inner_NM);
         ops::gelu(ctx_, inner_NM, ops::Gelu::erf);
-        if (spec_.window == 0) return multiply(ctx_, w.out, inner_NM, out_ND);
+        if (spec_.window == 0) return multiply(w.out, inner_NM, out_ND);
         const at::Tensor in_windows_ND = matrix_of(b_.h, tokens, spec_.out_size);
-        multiply(ctx_, w.out, inner_NM, in_windows_ND);
+        multiply(w.out, inner_NM, in_windows_ND);
         ops::scatter_rows(ctx_, in_windows_ND, b_.tokens.narrow(0, 0, tokens), out_ND);
     }
 
@@ -164,8 +127,9 @@ class Sight {
     const weights::VisionWeights& w_;
     const VisionBuffers& b_;
     const Patches of_;
-    const int64_t patches_;
-    const at::Tensor x_PC_;
+    const int64_t patches_, feature_;
+    const at::Tensor u_;  ///< undefined: without adapters
+    at::Tensor x_PC_;
 };
 
 }  // namespace
@@ -192,25 +156,29 @@ int64_t features_of(const spec::VisionSpec& spec, const std::vector<data::Image>
     return features;
 }
 
-void see_images(ops::Context& ctx, const spec::VisionSpec& spec, const weights::VisionWeights& w,
-                const VisionBuffers& b, const std::vector<data::Image>& images, bool together) {
-    const ops::Region region(ctx, "tower");
+std::vector<SeenTogether> seen_together(const spec::VisionSpec& spec, const VisionBuffers& b,
+                                        const std::vector<data::Image>& images, bool together) {
     const std::vector<ImagePlace> places = image_places(spec, images);
     const int64_t room = b.x.numel() / spec.hidden_size;
-    std::vector<data::Image> some;  // whose features follow each other
-    int64_t patches = 0, feature = 0;
-    const auto see = [&] {
-        if (!some.empty()) Sight(ctx, spec, w, b, some).pass(feature);
-        some.clear(), patches = 0;
-    };
+    std::vector<SeenTogether> all;
+    int64_t patches = 0;  // of the last ones
     for (std::size_t i = 0; i < images.size(); ++i) {
         if (places[i].again) continue;
-        if (!together || patches + images[i].patches() > room) see();
-        if (some.empty()) feature = places[i].seen;
-        some.push_back(images[i]);
+        if (all.empty() || !together || patches + images[i].patches() > room) {
+            all.push_back({{}, places[i].seen});
+            patches = 0;
+        }
+        all.back().images.push_back(images[i]);
         patches += images[i].patches();
     }
-    see();
+    return all;
+}
+
+void see_images(ops::Context& ctx, const spec::VisionSpec& spec, const weights::VisionWeights& w,
+                const VisionBuffers& b, const std::vector<data::Image>& images, bool together, bool adapted) {
+    const ops::Region region(ctx, "tower");
+    for (const SeenTogether& some : seen_together(spec, b, images, together))
+        Sight(ctx, spec, w, b, some, adapted && w.adapted()).pass();
 }
 
 }  // namespace unsloth::model

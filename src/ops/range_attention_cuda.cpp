@@ -25,6 +25,39 @@ at::Tensor keys(const AttentionRange& range, const at::Tensor& x_SKd) {
     return rows_of_range(x_SKd, range.k_begin, range.k_end);
 }
 
+/// Ranges in a row that attend to themselves and are as long as the first, such as a tower's windows.
+struct Alike {
+    AttentionRange first;
+    int64_t count = 1, length = 0;
+    /// Their rows as [count, heads, length, d].
+    at::Tensor rows(const at::Tensor& x_THd, int32_t begin, int64_t each) const {
+        return x_THd.narrow(0, begin, count * each).unflatten(0, {count, each}).transpose(1, 2);
+    }
+    at::Tensor queries(const at::Tensor& x_THd) const { return rows(x_THd, first.q_begin, length); }
+    at::Tensor keys(const at::Tensor& x_SKd) const { return rows(x_SKd, first.k_begin, first.k_end - first.k_begin); }
+    /// [count, heads, length]
+    at::Tensor lse(const at::Tensor& lse_HT) const {
+        return lse_HT.narrow(1, first.q_begin, count * length).unflatten(1, {count, length}).transpose(0, 1);
+    }
+};
+std::vector<Alike> batches_of(const std::vector<AttentionRange>& ranges) {
+    const auto is_own = [](const AttentionRange& r) { return r.q_begin == r.k_begin && r.q_end == r.k_end; };
+    std::vector<Alike> batches;
+    for (const AttentionRange& range : ranges) {
+        const int64_t length = range.q_end - range.q_begin;
+        if (!batches.empty()) {
+            Alike& last = batches.back();
+            if (is_own(range) && is_own(last.first) && length == last.length &&
+                range.q_begin == last.first.q_begin + last.count * last.length) {
+                ++last.count;
+                continue;
+            }
+        }
+        batches.push_back({range, 1, length});
+    }
+    return batches;
+}
+
 /// One kv head of a range, as fp32: the queries of the heads that share it one after another.
 struct OneHead {
     at::Tensor q_Gd, k_Sd;
@@ -91,16 +124,16 @@ void plain_backward(const AttentionShape& shape, const AttentionRange& range, co
 void range_forward_cuda(const AttentionShape& shape, const std::vector<AttentionRange>& ranges, const at::Tensor& q_THd,
                         const at::Tensor& k_SKd, const at::Tensor& v_SKd, const at::Tensor& out_THd,
                         const at::Tensor& lse_HT) {
-    for (const AttentionRange& range : ranges) {
-        if (!has_flash(shape, q_THd.scalar_type())) {
-            plain_forward(shape, range, q_THd, k_SKd, v_SKd, out_THd, lse_HT);
-            continue;
-        }
+    if (!has_flash(shape, q_THd.scalar_type())) {
+        for (const AttentionRange& range : ranges) plain_forward(shape, range, q_THd, k_SKd, v_SKd, out_THd, lse_HT);
+        return;
+    }
+    for (const Alike& some : batches_of(ranges)) {
         const auto made = at::_scaled_dot_product_flash_attention(
-            queries(range, q_THd), keys(range, k_SKd), keys(range, v_SKd), /*dropout_p=*/0.0,
+            some.queries(q_THd), some.keys(k_SKd), some.keys(v_SKd), /*dropout_p=*/0.0,
             /*is_causal=*/false, /*return_debug_mask=*/false, shape.scale);
-        queries(range, out_THd).copy_(std::get<0>(made));
-        if (lse_HT.defined()) lse_HT.narrow(1, range.q_begin, range.q_end - range.q_begin).copy_(std::get<1>(made)[0]);
+        some.queries(out_THd).copy_(std::get<0>(made));
+        if (lse_HT.defined()) some.lse(lse_HT).copy_(std::get<1>(made));
     }
 }
 
@@ -112,19 +145,20 @@ void range_backward_cuda(const AttentionShape& shape, const std::vector<Attentio
     dk_SKd.zero_();
     dv_SKd.zero_();
     const at::Tensor no_seed = at::empty({}, at::TensorOptions(at::kLong).device(q_THd.device()));  // no dropout
-    for (const AttentionRange& range : ranges) {
-        if (deterministic || !has_flash(shape, q_THd.scalar_type())) {
+    if (deterministic || !has_flash(shape, q_THd.scalar_type())) {
+        for (const AttentionRange& range : ranges)
             plain_backward(shape, range, dout_THd, q_THd, k_SKd, v_SKd, out_THd, lse_HT, dq_THd, dk_SKd, dv_SKd);
-            continue;
-        }
-        const at::Tensor lse = lse_HT.narrow(1, range.q_begin, range.q_end - range.q_begin).contiguous().unsqueeze(0);
+        return;
+    }
+    for (const Alike& some : batches_of(ranges)) {
         const auto [dq, dk, dv] = at::_scaled_dot_product_flash_attention_backward(
-            queries(range, dout_THd), queries(range, q_THd), keys(range, k_SKd), keys(range, v_SKd),
-            queries(range, out_THd), lse, /*cum_seq_q=*/{}, /*cum_seq_k=*/{}, range.q_end - range.q_begin,
-            range.k_end - range.k_begin, /*dropout_p=*/0.0, /*is_causal=*/false, no_seed, no_seed, shape.scale);
-        queries(range, dq_THd).copy_(dq);
-        keys(range, dk_SKd).add_(dk);
-        keys(range, dv_SKd).add_(dv);
+            some.queries(dout_THd), some.queries(q_THd), some.keys(k_SKd), some.keys(v_SKd), some.queries(out_THd),
+            some.lse(lse_HT).contiguous(), /*cum_seq_q=*/{}, /*cum_seq_k=*/{}, some.length,
+            some.first.k_end - some.first.k_begin, /*dropout_p=*/0.0, /*is_causal=*/false, no_seed, no_seed,
+            shape.scale);
+        some.queries(dq_THd).copy_(dq);
+        some.keys(dk_SKd).add_(dk);
+        some.keys(dv_SKd).add_(dv);
     }
 }
 

@@ -79,10 +79,57 @@ void layer_norm_cpu(const at::Tensor& x_PC, const at::Tensor& weight_C, const at
     });
 }
 
+void layer_norm_backward_cpu(const at::Tensor& dy_PC, const at::Tensor& x_PC, const at::Tensor& weight_C, float eps,
+                             const at::Tensor& dx_PC) {
+    const cpu::Rows dy(dy_PC), x(x_PC), dx(dx_PC);
+    const int64_t columns = x.columns();
+    const float* const weight = weight_C.const_data_ptr<float>();
+    at::parallel_for(0, x.rows(), cpu::grain_size(8 * columns), [&](int64_t begin, int64_t end) {
+        std::vector<float> of_x(static_cast<size_t>(columns)), of_dy(of_x.size()), out(of_x.size());
+        const float count = static_cast<float>(columns);
+        for (int64_t row = begin; row < end; ++row) {
+            const float* const in = x.read(row, of_x.data());
+            const float* const gradient = dy.read(row, of_dy.data());
+            const auto mean_of = [&](const auto& term) { return cpu::lane_sum(columns, term) / count; };
+            const float mean = mean_of([&](int64_t c) { return in[c]; });
+            const float variance = mean_of([&](int64_t c) { return (in[c] - mean) * (in[c] - mean); });
+            const float rstd = 1.0F / std::sqrt(variance + eps);
+            const float slope = mean_of([&](int64_t c) { return gradient[c] * weight[c]; });
+            const float along =
+                mean_of([&](int64_t c) { return gradient[c] * weight[c] * (in[c] - mean); }) * rstd * rstd;
+            dx.read_into(row, 0, columns, out.data());
+            for (int64_t c = 0; c < columns; ++c)
+                out[static_cast<size_t>(c)] += rstd * (gradient[c] * weight[c] - slope - (in[c] - mean) * along);
+            dx.write(row, out.data());
+        }
+    });
+}
+
+constexpr auto root_half = static_cast<float>(1.0 / std::numbers::sqrt2);
+
 float gelu_of(float v, Gelu form) {
-    const float inner =
-        form == Gelu::tanh ? cpu::GeluTanhGlu::inner(v) : std::erf(v * static_cast<float>(1.0 / std::numbers::sqrt2));
+    const float inner = form == Gelu::tanh ? cpu::GeluTanhGlu::inner(v) : std::erf(v * root_half);
     return 0.5F * v * (1.0F + inner);
+}
+
+float gelu_slope(float v, Gelu form) {
+    if (form == Gelu::tanh) return cpu::GeluTanhGlu::gradients(1.0F, v, 1.0F).gate;
+    constexpr auto density = static_cast<float>(std::numbers::inv_sqrtpi) * root_half;
+    return 0.5F * (1.0F + std::erf(v * root_half)) + v * density * std::exp(-0.5F * v * v);
+}
+
+void gelu_backward_cpu(const at::Tensor& x_PF, Gelu form, const at::Tensor& dy_PF) {
+    const cpu::Rows x(x_PF), dy(dy_PF);
+    const int64_t columns = x.columns();
+    at::parallel_for(0, x.rows(), cpu::grain_size(8 * columns), [&](int64_t begin, int64_t end) {
+        std::vector<float> scratch(static_cast<size_t>(columns)), out(scratch.size());
+        for (int64_t row = begin; row < end; ++row) {
+            const float* const in = x.read(row, scratch.data());
+            dy.read_into(row, 0, columns, out.data());
+            for (int64_t c = 0; c < columns; ++c) out[static_cast<size_t>(c)] *= gelu_slope(in[c], form);
+            dy.write(row, out.data());
+        }
+    });
 }
 
 void gelu_cpu(const at::Tensor& x_PF, Gelu form) {
@@ -162,6 +209,43 @@ void layer_norm_forward(Context& ctx, const at::Tensor& x_PC, const at::Tensor& 
                                  static_cast<float>(eps),
                                  {y_PC.mutable_data_ptr(), y_PC.stride(0)}},
                                 static_cast<cudaStream_t>(ctx.stream()));
+#endif
+}
+
+void layer_norm_backward(Context& ctx, const at::Tensor& dy_PC, const at::Tensor& x_PC, const at::Tensor& weight_C,
+                         double eps, const at::Tensor& dx_PC) {
+    const Region region(ctx, "layer_norm backward");
+    check_rows(ctx, "x", x_PC);
+    check_tensor(ctx, "dy", dy_PC, x_PC.sizes(), x_PC.scalar_type());
+    check_tensor(ctx, "dx", dx_PC, x_PC.sizes(), x_PC.scalar_type());
+    check_contiguous(ctx, "weight", weight_C, {x_PC.size(1)}, at::kFloat);
+    if (!ctx.is_cuda()) return layer_norm_backward_cpu(dy_PC, x_PC, weight_C, static_cast<float>(eps), dx_PC);
+#ifdef UNSLOTH_CUDA
+    kernels::layer_norm_backward({x_PC.size(0),
+                                  x_PC.size(1),
+                                  dtype_of(x_PC),
+                                  {dy_PC.const_data_ptr(), dy_PC.stride(0)},
+                                  {x_PC.const_data_ptr(), x_PC.stride(0)},
+                                  weight_C.const_data_ptr<float>(),
+                                  static_cast<float>(eps),
+                                  {dx_PC.mutable_data_ptr(), dx_PC.stride(0)}},
+                                 static_cast<cudaStream_t>(ctx.stream()));
+#endif
+}
+
+void gelu_backward(Context& ctx, const at::Tensor& x_PF, Gelu form, const at::Tensor& dy_PF) {
+    const Region region(ctx, "gelu backward");
+    check_rows(ctx, "x", x_PF);
+    check_tensor(ctx, "dy", dy_PF, x_PF.sizes(), x_PF.scalar_type());
+    if (!ctx.is_cuda()) return gelu_backward_cpu(x_PF, form, dy_PF);
+#ifdef UNSLOTH_CUDA
+    kernels::gelu_backward({x_PF.size(0),
+                            x_PF.size(1),
+                            dtype_of(x_PF),
+                            {x_PF.const_data_ptr(), x_PF.stride(0)},
+                            {dy_PF.mutable_data_ptr(), dy_PF.stride(0)},
+                            form == Gelu::tanh},
+                           static_cast<cudaStream_t>(ctx.stream()));
 #endif
 }
 

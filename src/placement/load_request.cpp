@@ -87,6 +87,7 @@ spec::LoraSpec lora_spec(const config::LoadedConfig& loaded) {
     lora.alpha_pattern = options.alpha_pattern;
     lora.layers_to_transform = options.layers_to_transform.value_or(std::vector<int64_t>{});
     lora.serve_grid = options.serve_grid;
+    lora.tower = options.vision ? spec::TowerTargets::all : spec::TowerTargets::none;
     return lora;
 }
 

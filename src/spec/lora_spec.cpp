@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <optional>
 
-#include "spec/module_pattern.h"
+#include "spec/lora_targets.h"
 #include "unsloth/core/error.h"
+#include "unsloth/spec/tower_lora.h"
 
 namespace unsloth::spec {
 namespace {
@@ -13,91 +13,6 @@ namespace {
 std::string module_path(const ModelSpec& model, std::size_t layer, Projection p) {
     return cat("model.", model.stem(), "layers.", layer, ".", model.module_of({static_cast<int>(layer), p}));
 }
-
-/// "q_proj, k_proj, …": of the model's linears.
-std::string names_of(const ModelSpec& model) {
-    std::string names;
-    for (const Projection p : model.linears) names += cat(names.empty() ? "" : ", ", name_of(p));
-    return names;
-}
-
-/// rank_pattern or alpha_pattern: the value of the first key that matches a module path.
-template <class Value>
-class Patterns {
-  public:
-    Patterns(const std::string& option, const std::vector<std::pair<std::string, Value>>& entries) {
-        for (const auto& [key, value] : entries)
-            rules_.emplace_back(ModulePattern(R"((.*\.)?()" + key + ")$", option, key), value);
-    }
-
-    Value value_for(const std::string& module, Value otherwise) const {
-        const std::size_t first = first_match(module, 0);
-        return first < rules_.size() ? rules_[first].second : otherwise;
-    }
-
-    /// The first rule from `from` on that matches; their number where none does.
-    std::size_t first_match(const std::string& module, std::size_t from) const {
-        while (from < rules_.size() && !rules_[from].first.matches(module)) ++from;
-        return from;
-    }
-
-  private:
-    std::vector<std::pair<ModulePattern, Value>> rules_;
-};
-
-/// Which modules PEFT would give an adapter: a listed name matches a whole path, or the end of one at a dot.
-class Targets {
-  public:
-    Targets(const LoraSpec& lora, const ModelSpec& model)
-        : lora_(lora), model_(model), used_(lora.target_modules.size(), false) {
-        if (lora.target_is_regex) {
-            if (lora.target_modules.size() != 1 || !lora.layers_to_transform.empty())
-                throw Error("option.conflict",
-                            "lora.target_modules: a regular expression stands alone, without lora.layers_to_transform");
-            expression_.emplace(lora.target_modules[0], "lora.target_modules", lora.target_modules[0]);
-        }
-    }
-
-    bool contains(const std::string& module, int64_t layer) {
-        if (lora_.target_is_regex) {
-            const bool found = expression_->matches(module);
-            if (found) used_[0] = true;
-            return found;
-        }
-        bool found = false;
-        for (std::size_t i = 0; i < lora_.target_modules.size(); ++i) {
-            const std::string& target = lora_.target_modules[i];
-            if (module == target) {  // a full path is taken whatever layers_to_transform says
-                used_[i] = true;
-                found = true;
-            } else if (module.ends_with("." + target)) {
-                used_[i] = true;
-                found = found || is_transformed(layer);
-            }
-        }
-        return found;
-    }
-
-    void refuse_unused() const {
-        for (std::size_t i = 0; i < used_.size(); ++i) {
-            if (used_[i]) continue;
-            throw Error("adapter.no-such-target",
-                        cat("lora.target_modules: '", lora_.target_modules[i], "' matches no module of this model"),
-                        cat("Targets are ", names_of(model_), "."));
-        }
-    }
-
-  private:
-    bool is_transformed(int64_t layer) const {
-        const auto& layers = lora_.layers_to_transform;
-        return layers.empty() || std::find(layers.begin(), layers.end(), layer) != layers.end();
-    }
-
-    const LoraSpec& lora_;
-    const ModelSpec& model_;
-    std::vector<bool> used_;
-    std::optional<ModulePattern> expression_;  ///< in the place of a list
-};
 
 /// Whether PEFT would give the experts' tensor of this path an adapter by this target.
 bool is_parameter(const std::string& path, const std::string& target) {
@@ -107,21 +22,20 @@ bool is_parameter(const std::string& path, const std::string& target) {
 /// Usage Error for a key that gives its value to no adapter.
 template <class Value>
 void refuse_idle_keys(const std::string& option, const std::vector<std::pair<std::string, Value>>& entries,
-                      const ModelSpec& model, const std::vector<LayerLora>& layers) {
+                      const ModelSpec& model, const std::vector<LayerLora>& layers,
+                      const std::vector<TowerLora>& tower) {
     const Patterns<Value> patterns(option, entries);
     enum class Use { none, without_adapter, shadowed, serves };
     std::vector<Use> uses(entries.size(), Use::none);
-    for (std::size_t layer = 0; layer < layers.size(); ++layer) {
-        for (const Projection p : model.adaptable_of(static_cast<int64_t>(layer))) {
-            const std::string path = module_path(model, layer, p);
-            const bool has_adapter = layers[layer][p].r > 0;
-            const std::size_t first = patterns.first_match(path, 0);
-            for (std::size_t i = first; i < entries.size(); i = patterns.first_match(path, i + 1))
-                uses[i] = std::max(uses[i], !has_adapter ? Use::without_adapter
-                                            : i == first ? Use::serves
-                                                         : Use::shadowed);
-        }
-    }
+    const auto look = [&](const std::string& path, bool has_adapter) {
+        const std::size_t first = patterns.first_match(path, 0);
+        for (std::size_t i = first; i < entries.size(); i = patterns.first_match(path, i + 1))
+            uses[i] = std::max(uses[i], !has_adapter ? Use::without_adapter : i == first ? Use::serves : Use::shadowed);
+    };
+    for (std::size_t layer = 0; layer < layers.size(); ++layer)
+        for (const Projection p : model.adaptable_of(static_cast<int64_t>(layer)))
+            look(module_path(model, layer, p), layers[layer][p].r > 0);
+    for (const TowerLora& linear : tower) look(linear.path(), /*has_adapter=*/true);
     for (std::size_t i = 0; i < entries.size(); ++i) {
         const std::string place = cat(option, ": '", entries[i].first, "' ");
         if (uses[i] == Use::without_adapter)
@@ -222,16 +136,6 @@ void with_fused_targets(LoraSpec& lora, const ModelSpec& model) {
     }
 }
 
-LoraModule make_module(const LoraSpec& lora, int64_t r, double alpha, const std::string& path) {
-    if (r < 1)
-        throw Error("option.out-of-range",
-                    cat("lora.rank_pattern gives ", path, " the rank ", r, "; a rank is at least 1"));
-    if (!std::isfinite(alpha))
-        throw Error("option.out-of-range", cat("lora.alpha_pattern gives ", path, " an alpha that is not finite"));
-    const auto rank = static_cast<double>(r);
-    return {r, alpha, alpha / (lora.use_rslora ? std::sqrt(rank) : rank), lora.use_dora};
-}
-
 }  // namespace
 
 LoraSpec for_model(LoraSpec lora, const ModelSpec& model) {
@@ -243,8 +147,10 @@ LoraSpec for_model(LoraSpec lora, const ModelSpec& model) {
         return text;
     };
     const std::string layers = lora.layers_to_transform.empty() ? "[0-9]+" : joined(lora.layers_to_transform);
-    lora.target_modules = {
-        cat(R"(.*language_model\.layers\.()", layers, R"()\..*()", joined(lora.target_modules), ")")};
+    const std::string text =
+        cat(R"(.*language_model\.layers\.()", layers, R"()\..*()", joined(lora.target_modules), ")");
+    const bool tower = lora.tower == TowerTargets::all && !tower_linears(model).empty();
+    lora.target_modules = {tower ? cat("(", text, ")|(", tower_pattern(model), ")") : text};
     lora.target_is_regex = true;
     lora.layers_to_transform.clear();
     return lora;
@@ -280,6 +186,8 @@ std::vector<LayerLora> resolve_lora(const LoraSpec& asked, const ModelSpec& mode
             any = true;
         }
     }
+    if (lora.tower == TowerTargets::named)  // a name may be one of the tower's alone
+        for (const TowerLora& linear : tower_linears(model)) targets.contains(linear.path(), 0);
     targets.refuse_unused();
     UNSLOTH_CHECK(any, "every target was used, but no module has an adapter");
     return layers;
@@ -297,8 +205,9 @@ std::vector<LoraModule> lora_modules(const LoraSpec& lora, const std::vector<std
 
 void refuse_idle_patterns(const LoraSpec& lora, const ModelSpec& model) {
     const std::vector<LayerLora> layers = resolve_lora(lora, model);
-    refuse_idle_keys("lora.rank_pattern", lora.rank_pattern, model, layers);
-    refuse_idle_keys("lora.alpha_pattern", lora.alpha_pattern, model, layers);
+    const std::vector<TowerLora> tower = resolve_tower_lora(lora, model);
+    refuse_idle_keys("lora.rank_pattern", lora.rank_pattern, model, layers, tower);
+    refuse_idle_keys("lora.alpha_pattern", lora.alpha_pattern, model, layers, tower);
 }
 
 }  // namespace unsloth::spec

@@ -24,7 +24,9 @@ RankRule rank_rule(const config::Config& config, const spec::ModelSpec& spec, sp
     int64_t parameters = 0;
     for (int64_t r = least_rank; r <= most_rank; r *= 2) {
         lora.r = r;
-        parameters = weights::ParameterTable::lora(spec, spec::resolve_lora(lora, spec), {}).trainable_elements();
+        parameters = weights::ParameterTable::lora(spec, spec::resolve_lora(lora, spec), {},
+                                                   spec::resolve_tower_lora(lora, spec))
+                         .trainable_elements();
         if (parameters >= *targets)
             return {r, cat(r, ": the adapters' ", parameters, " parameters are at least the ", *targets, " targets",
                            r == least_rank ? "" : ", and half as many are not", source)};

@@ -124,6 +124,7 @@ config::Config RunSetup::effective_config() const {
         effective.lora.use_rslora = lora.use_rslora;
         effective.lora.use_dora = lora.use_dora;
         effective.lora.serve_grid = lora.serve_grid;
+        effective.lora.vision = !spec::resolve_tower_lora(lora, opened_.file->spec).empty();
         effective.lora.target_modules = target_names(lora, opened_.file->spec);
         effective.lora.target_parameters = lora.target_parameters;
         effective.lora.modules_to_save = lora.modules_to_save;

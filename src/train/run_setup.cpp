@@ -224,6 +224,9 @@ void RunSetup::make_plan() {
     placement::fit_to(request, opened_.file->spec, limits, answers);
     if (teacher_) teacher_->plan(request, group_.get());
     plan_ = std::make_unique<model::ModelPlan>(opened_.file, request);
+    if (limits.patches == 0 && plan_->trains_tower())
+        throw Error("option.no-effect", "adapters in the tower (lora.vision) are trained by images, and no row has one",
+                    "Leave lora.vision out, or give rows with images.");
     if (mesh_ && mesh_->pp() != nullptr) {
         request.pp = placement::plan_pipeline(config(), *plan_, *mesh_, *group_, loader_->passes_of_step());
         plan_ = std::make_unique<model::ModelPlan>(opened_.file, request);

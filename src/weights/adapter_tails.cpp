@@ -105,7 +105,7 @@ ops::MultiTensorCopy make_table(ops::Context& ctx, const Adapters& adapters, con
 Adapters::Adapters(const Parameters& parameters, const std::vector<spec::LayerLora>& lora)
     : parameters_(parameters), lora_(lora) {
     for (const Parameter& p : parameters.table().parameters()) {
-        if (p.kind == Parameter::Kind::base) continue;
+        if (p.kind == Parameter::Kind::base || p.of_tower) continue;
         Trained& of = trained_[p.id];
         (p.kind == Parameter::Kind::lora_a ? of.a : p.kind == Parameter::Kind::lora_b ? of.b : of.magnitude) = &p;
     }

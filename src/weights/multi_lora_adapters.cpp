@@ -46,6 +46,7 @@ formats::Adapter read_for_batches(const NamedAdapter& named, const spec::ModelSp
     const char* const what = lora.use_dora                              ? "use_dora"
                              : !lora.modules_to_save.empty()            ? "modules_to_save"
                              : lora.serve_grid != spec::ServeGrid::none ? "serve_grid"
+                             : !adapter.tower.empty()                   ? "adapters in the vision tower"
                                                                         : nullptr;
     if (what != nullptr)
         throw Error(

@@ -34,12 +34,15 @@ void ParameterTable::add(Parameter parameter) {
     ParameterSlice& unit = units_[static_cast<std::size_t>(unit_of(parameter))];
     UNSLOTH_CHECK(unit.elements() == 0 || unit.end == parameter.offset, parameter.name, " lies apart from its unit");
     unit = {unit.elements() == 0 ? parameter.offset : unit.begin, flat_};
-    index_.try_emplace({parameter.role, parameter.id, parameter.kind}, parameters_.size());  // the first one is found
+    if (!parameter.of_tower)  // which is found by name
+        index_.try_emplace({parameter.role, parameter.id, parameter.kind},
+                           parameters_.size());  // the first one is found
     parameters_.push_back(std::move(parameter));
 }
 
 ParameterTable ParameterTable::lora(const spec::ModelSpec& spec, const std::vector<spec::LayerLora>& lora,
-                                    const std::vector<std::string>& modules_to_save) {
+                                    const std::vector<std::string>& modules_to_save,
+                                    const std::vector<spec::TowerLora>& tower) {
     ParameterTable table(static_cast<int>(spec.num_layers));
     for (std::size_t layer = 0; layer < lora.size(); ++layer) {
         const auto add = [&](Parameter::Kind kind) {
@@ -72,9 +75,27 @@ ParameterTable ParameterTable::lora(const spec::ModelSpec& spec, const std::vect
         add(Parameter::Kind::lora_b);
         add(Parameter::Kind::magnitude);
     }
+    const auto add_tower = [&] {
+        for (const spec::TowerLora& linear : tower)
+            for (const bool is_a : {true, false}) {
+                const std::vector<int64_t> shape =
+                    is_a ? std::vector{linear.lora.r, linear.k} : std::vector{linear.n, linear.lora.r};
+                Parameter parameter{
+                    is_a ? Parameter::Kind::lora_a : Parameter::Kind::lora_b,
+                    is_a ? formats::tower_lora_a_name(linear.module) : formats::tower_lora_b_name(linear.module),
+                    spec::TensorRole::linear,
+                    {},
+                    shape};
+                parameter.of_tower = true;
+                table.add(std::move(parameter));
+            }
+    };
+    const bool embeds = std::ranges::find(modules_to_save, "embed_tokens") != modules_to_save.end();
+    if (!embeds) add_tower();
     for (const std::string& module : modules_to_save) {
         const spec::TensorRole role =
             module == "embed_tokens" ? spec::TensorRole::embed_tokens : spec::TensorRole::lm_head;
+        if (role == spec::TensorRole::embed_tokens) add_tower();  // beside what is of the same unit
         table.add(
             {Parameter::Kind::base,
              formats::saved_module_name(module, spec.stem()),
@@ -135,7 +156,7 @@ ParameterSlice ParameterTable::slice(Share share) const {
 
 int ParameterTable::unit_of(const Parameter& p) const {
     if (p.id.layer >= 0) return layer_unit(p.id.layer);
-    return p.role == spec::TensorRole::embed_tokens ? embedding_unit : head();
+    return p.of_tower || p.role == spec::TensorRole::embed_tokens ? embedding_unit : head();
 }
 
 WorkingLayout::WorkingLayout(const ParameterTable& table, at::ScalarType dtype)

@@ -1,9 +1,11 @@
 #include "unsloth/weights/vision_weights.h"
 
+#include <algorithm>
 #include <cmath>
 #include <map>
 
 #include "unsloth/core/error.h"
+#include "unsloth/formats/peft.h"
 
 namespace unsloth::weights {
 namespace {
@@ -34,6 +36,13 @@ class VisionList {
     }
 
     const std::vector<VisionBuffer>& buffers() const { return buffers_; }
+
+    /// A linear, and the folder's that its rows are.
+    struct Linear {
+        VisionLinear* to;
+        std::vector<std::string> modules;
+    };
+    const std::vector<Linear>& linears() const { return linears_; }
 
   private:
     void patches(VisionWeights& weights) {
@@ -66,6 +75,7 @@ class VisionList {
         }
         add(to.weight_NK, std::move(weights), dtype_);
         add(to.bias_N, std::move(biases), dtype_);
+        linears_.push_back({&to, modules});
     }
     void norm(VisionNorm& to, const std::string& module) {
         add(to.weight, {module + ".weight"}, at::kFloat);
@@ -144,6 +154,7 @@ class VisionList {
     at::ScalarType dtype_;
     std::map<std::string, std::vector<int64_t>> shapes_;
     std::vector<VisionBuffer> buffers_;
+    std::vector<Linear> linears_;
 };
 
 /// Pixels from 0 to 1 in fp32, less the mean, by the deviation, as transformers computes them.
@@ -180,7 +191,75 @@ void order_by_layers(const spec::VisionSpec& spec, const at::Tensor& weight_NK) 
     part.copy_(part.unflatten(1, {spec.hidden_size, chosen}).transpose(1, 2).flatten(1).clone());
 }
 
+std::string a_copy(const std::string& module) {
+    return cat("A of visual.", module);
+}
+std::string b_copy(const std::string& module) {
+    return cat("B of visual.", module);
+}
+/// Rows of 16-bit values begin at multiples of 16 bytes.
+int64_t aligned(int64_t columns) {
+    return (columns + 7) / 8 * 8;
+}
+
 }  // namespace
+
+int64_t widest_tower_rank(const std::vector<spec::TowerLora>& lora) {
+    int64_t widest = 0;
+    for (const spec::TowerLora& linear : lora) widest = std::max(widest, padded_tower_rank(linear.lora.r));
+    return widest;
+}
+
+void VisionWeights::plan_adapters(const std::vector<spec::TowerLora>& lora, at::ScalarType dtype,
+                                  memory::Plan& resident) {
+    const auto each = static_cast<int64_t>(c10::elementSize(dtype));
+    for (const spec::TowerLora& linear : lora) {
+        const int64_t r = padded_tower_rank(linear.lora.r);
+        resident.add("tower weights", a_copy(linear.module), r * aligned(linear.k) * each);
+        resident.add("tower weights", b_copy(linear.module), linear.n * r * each);
+    }
+}
+
+void VisionWeights::adapt(const spec::VisionSpec& spec, const std::vector<spec::TowerLora>& lora,
+                          const Parameters& parameters, const memory::Arena& arena) {
+    std::map<std::string, const Parameter*> by_name;
+    for (const Parameter& p : parameters.table().parameters()) by_name.emplace(p.name, &p);
+    const at::ScalarType dtype = patch_CK.scalar_type();
+    const auto copy = [&](const std::string& name, int64_t rows, int64_t columns) {
+        return arena.tensor(arena.plan().find(name), {rows, columns}, dtype).zero_();
+    };
+    const VisionList list(spec, dtype, *this);
+    for (const VisionList::Linear& linear : list.linears())
+        for (std::size_t i = 0; i < linear.modules.size(); ++i) {
+            const std::string& module = linear.modules[i];
+            const auto adapted = std::ranges::find(lora, module, &spec::TowerLora::module);
+            if (adapted == lora.end()) continue;
+            const int64_t r = padded_tower_rank(adapted->lora.r);
+            linear.to->adapters.push_back({by_name.at(formats::tower_lora_a_name(module)),
+                                           by_name.at(formats::tower_lora_b_name(module)), adapted->lora.scale,
+                                           static_cast<int64_t>(i) * spec.inner_size(),
+                                           copy(a_copy(module), r, aligned(adapted->k)).narrow(1, 0, adapted->k),
+                                           copy(b_copy(module), adapted->n, r)});
+        }
+    adapted_ = !lora.empty();
+}
+
+void VisionWeights::refresh(const Parameters& parameters) {
+    if (!adapted_ || version_ == parameters.version) return;
+    const auto fill = [&](const VisionLinear& linear) {
+        for (const VisionAdapter& adapter : linear.adapters) {
+            const int64_t r = adapter.a->shape[0];
+            adapter.a_RK.narrow(0, 0, r).copy_(parameters.value(*adapter.a));
+            at::Tensor b = adapter.b_NR.narrow(1, 0, r);
+            at::mul_out(b, parameters.value(*adapter.b), at::scalar_tensor(adapter.scale));
+        }
+    };
+    for (const VisionBlock& block : blocks)
+        for (const VisionLinear* const linear : {&block.qkv, &block.proj, &block.in, &block.out}) fill(*linear);
+    fill(merger.in), fill(merger.out);
+    for (const VisionMerger& of_layer : deepstack) fill(of_layer.in), fill(of_layer.out);
+    version_ = parameters.version;
+}
 
 void VisionWeights::plan(const spec::VisionSpec& spec, at::ScalarType dtype, memory::Plan& resident) {
     VisionWeights weights;

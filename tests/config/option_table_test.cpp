@@ -253,6 +253,7 @@ TEST(OptionTable, NamesReachTheirFields) {
     EXPECT_EQ(config.lora.lora_dropout, 0.25);
     EXPECT_TRUE(config.lora.use_rslora);
     EXPECT_TRUE(config.lora.use_dora);
+    EXPECT_TRUE(load_text(R"({"lora": {"vision": true}})").config.lora.vision);
     EXPECT_EQ(config.lora.target_modules, std::vector<std::string>{"o_proj"});
     EXPECT_EQ(config.lora.modules_to_save, std::vector<std::string>{"embed_tokens"});
     const std::vector<std::pair<std::string, int64_t>> ranks = {{"b", 2}, {"a", 1}};  // in the file's order

@@ -155,8 +155,6 @@ TEST(PeerFields, WhatWouldChangeTheResultIsRefusedWithTheReason) {
     EXPECT_CONTAINS(file_error(R"({"training": {"dataset_text_field": "content"}})"), "data.columns");
     EXPECT_CONTAINS(file_error(R"({"lora": {"bias": "all"}})"), "lora.bias: all is refused: biases are not trained");
     EXPECT_CONTAINS(file_error(R"({"lora": {"task_type": "SEQ_CLS"}})"), "causal language models");
-    EXPECT_CONTAINS(file_error(R"({"lora": {"vision": true}})"), "the vision tower is frozen");
-    EXPECT_EQ(notes_of(R"({"lora": {"vision": false}})"), "");
     EXPECT_CONTAINS(file_error(R"({"lora": {"init_lora_weights": "pissa"}})"), "B is 0");
     EXPECT_CONTAINS(file_error(R"({"run_name": "first"})"), "Did you mean training.run_name?");
 }

@@ -95,7 +95,10 @@ class Vision(Seeing):
             "option.unsupported", ["eval_metric", "images"], "train", *arguments, "--data.eval_file", rows,
             "--eval_steps", 1, "--eval_metric", "exact_match",
         )  # fmt: skip
-        self.fail_with("option.unsupported", "lora.vision", "train", *arguments, "--lora.vision", "true")
+        self.fail_with(
+            "option.conflict", ["lora.vision", "use_dora"], "train", *arguments,
+            "--lora.vision", "true", "--use_dora", "true",
+        )  # fmt: skip
         self.fail_with(
             "image.text-model", "image", "train", *self.train_arguments(LEGAL_BASE, rows, "--data.template", "chatml")
         )
@@ -105,6 +108,7 @@ class Vision(Seeing):
         folder, adapter, rows, _ = self.family("mllama")
         arguments = self.train_arguments(folder, rows, "--max_steps", 1)
         self.fail_with("option.unsupported", "lora.use_dora", "train", *arguments, "--use_dora", "true")
+        self.fail_with("adapter.no-such-target", "lora.vision", "train", *arguments, "--lora.vision", "true")
         self.fail_with(
             "export.unsupported", "sees images", "export", "gguf", "--model", folder, "--out", self.folder / "l.gguf"
         )

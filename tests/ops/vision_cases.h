@@ -59,6 +59,34 @@ inline OpCase gelu_case(int64_t rows, int64_t columns, ops::Gelu form, at::Scala
     return c;
 }
 
+inline OpCase layer_norm_backward_case(int64_t rows, int64_t columns, at::ScalarType dtype, Layout layout) {
+    OpCase c;
+    c.name = "layer_norm_backward " + case_name(rows, columns, c10::toString(dtype), name_of(layout));
+    c.args = {{"dy", slice_of(at::randn({rows, columns}), dtype, layout)},
+              {"x", slice_of(at::randn({rows, columns}) * 3 + 2, dtype, layout)},
+              {"weight", at::randn({columns})},
+              {"dx", slice_of(at::randn({rows, columns}), dtype, layout), Role::both}};
+    c.run = [](ops::Context& ctx, const Tensors& a) { ops::layer_norm_backward(ctx, a[0], a[1], a[2], 1e-6, a[3]); };
+    c.expected = [=](const Tensors& a) {
+        const at::Tensor mean = a[1].mean(1, true), off = a[1] - mean;
+        const at::Tensor rstd = (off.square().mean(1, true) + 1e-6).rsqrt(), normed = off * rstd, slope = a[0] * a[2];
+        return Tensors{a[3] + rstd * (slope - slope.mean(1, true) - normed * (slope * normed).mean(1, true))};
+    };
+    return c;
+}
+
+inline OpCase gelu_backward_case(int64_t rows, int64_t columns, ops::Gelu form, at::ScalarType dtype, Layout layout) {
+    OpCase c;
+    c.name = "gelu_backward " + case_name(rows, columns, static_cast<int>(form), c10::toString(dtype), name_of(layout));
+    c.args = {{"x", slice_of(at::randn({rows, columns}) * 2, dtype, layout)},
+              {"dy", slice_of(at::randn({rows, columns}), dtype, layout), Role::both}};
+    c.run = [=](ops::Context& ctx, const Tensors& a) { ops::gelu_backward(ctx, a[0], form, a[1]); };
+    c.expected = [=](const Tensors& a) {
+        return Tensors{at::gelu_backward(a[1], a[0], form == ops::Gelu::tanh ? "tanh" : "none")};
+    };
+    return c;
+}
+
 /// q, k and v are parts of one buffer, as a product leaves them.
 inline OpCase full_attention_case(const std::vector<int32_t>& offsets, int64_t heads, int64_t d, at::ScalarType dtype) {
     const int64_t patches = offsets.back();
@@ -100,10 +128,13 @@ inline std::vector<OpCase> vision_cases(uint64_t seed) {
             cases.push_back(add_interpolated_case(6, 24, dtype, layout));
             cases.push_back(add_interpolated_case(3, 1153, dtype, layout));
             for (const int64_t columns : {1, 24, 1152, 4609})
-                cases.push_back(layer_norm_case(5, columns, dtype, layout));
+                for (const auto& make : {layer_norm_case, layer_norm_backward_case})
+                    cases.push_back(make(5, columns, dtype, layout));
             for (const ops::Gelu form : {ops::Gelu::erf, ops::Gelu::tanh}) {
-                cases.push_back(gelu_case(3, 48, form, dtype, layout));
-                cases.push_back(gelu_case(2, 4305, form, dtype, layout));
+                for (const auto& make : {gelu_case, gelu_backward_case}) {
+                    cases.push_back(make(3, 48, form, dtype, layout));
+                    cases.push_back(make(2, 4305, form, dtype, layout));
+                }
             }
         }
     }

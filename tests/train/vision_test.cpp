@@ -67,7 +67,8 @@ TEST_P(VisionTest, TowersSeeWhatTheReferenceSees) {
     for (const auto& [name, expected] : read_tensors(rows->files / "tower.safetensors")) {
         const std::string image = name.substr(0, name.rfind('.')), what = name.substr(name.rfind('.') + 1);
         if (what == "last_hidden_state") continue;  // before the merger
-        model::see_images(ctx, spec, weights, buffers, {rows->image(image)}, /*together=*/true);
+        model::see_images(ctx, spec, weights, buffers, {rows->image(image)}, /*together=*/true,
+                          /*adapted=*/false);
         const at::Tensor got =
             what == "merged" ? buffers.features : buffers.deepstack.at(static_cast<std::size_t>(what.back() - '0'));
         most = std::max(most, max_abs(got.narrow(0, 0, expected.size(0)), expected));
@@ -105,7 +106,7 @@ TEST_P(VisionTest, ImagesAreSeenTogetherAsAlone) {
         model::VisionBuffers some = buffers;
         some.x = buffers.x.narrow(0, 0, room * spec.hidden_size);
         buffers.features.zero_();
-        model::see_images(ctx, spec, weights, some, images, together);
+        model::see_images(ctx, spec, weights, some, images, together, /*adapted=*/false);
         return buffers.features.narrow(0, 0, spec.tokens_of(patches)).clone();
     };
     const at::Tensor alone = seen(patches, false);

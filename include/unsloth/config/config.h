@@ -103,6 +103,7 @@ struct LoraOptions {
     double lora_dropout = 0.0;
     bool use_rslora = false;
     bool use_dora = false;
+    bool vision = false;  ///< adapters in the tower over images too
     std::vector<std::string> target_modules = {"q_proj",    "k_proj",  "v_proj",   "o_proj",
                                                "gate_proj", "up_proj", "down_proj"};
     std::vector<std::string> target_parameters;

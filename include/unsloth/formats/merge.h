@@ -71,8 +71,11 @@ class MergedModel {
     /// The base's, but for what was pruned and for tie_word_embeddings: modules_to_save trains a copy of its own at
     /// each end of a tied model (as PEFT does), so the result is not tied any more.
     const spec::ModelSpec& spec() const { return spec_; }
-    /// Of other parts of the base's model, which are written as they are.
+    /// Of other parts of the base's model, which are written as they are but for a tower's linears with an adapter.
     const std::vector<const TensorView*>& others() const { return base_.tensors.others; }
+    /// What is written of one: a linear with an adapter in `type`. Input Error where such a one is quantised.
+    TensorDecl declare_other(const TensorView& other, spec::DType type) const;
+    void append_other(SafetensorsWriter& writer, const TensorView& other, spec::DType type) const;
     const WeightFile& base() const { return base_; }
     spec::ServeGrid grid() const { return grid_; }
     /// The base's config.json, with its lists of one entry a layer as the result needs them.
@@ -87,6 +90,7 @@ class MergedModel {
     const Mxfp4Weight* unchanged_mxfp4(const spec::TensorRule& rule) const;
 
   private:
+    const spec::TowerLora* adapter_of(const TensorView& other) const;
     const TensorSource* source_of(const spec::TensorRule& rule) const;
     void cut(MergedTensor& tensor) const;
     const TensorView* saved_module(const spec::TensorRule& rule) const;

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "unsloth/formats/safetensors.h"
-#include "unsloth/spec/lora_spec.h"
+#include "unsloth/spec/tower_lora.h"
 
 namespace unsloth::formats {
 
@@ -37,11 +37,15 @@ std::string lora_a_name(spec::LinearId id, std::string_view stem = {}, bool with
 std::string lora_b_name(spec::LinearId id, std::string_view stem = {}, bool within = false, bool crosses = false);
 /// DoRA's "….lora_magnitude_vector" [N].
 std::string magnitude_name(spec::LinearId id, std::string_view stem = {}, bool crosses = false);
+/// Of a tower's linear (TowerLora::module): "base_model.model.model.visual.{module}.lora_A.weight", and B's.
+std::string tower_lora_a_name(const std::string& module);
+std::string tower_lora_b_name(const std::string& module);
 /// For "embed_tokens" and "lm_head" [V, D]: "base_model.model.model.embed_tokens.weight",
 /// "base_model.model.lm_head.weight".
 std::string saved_module_name(const std::string& module, std::string_view stem = {});
 
-/// Names and shapes of an adapter's tensors in `dtype`, layer by layer, A, B, magnitude, then modules_to_save.
+/// Names and shapes of an adapter's tensors in `dtype`, layer by layer, A, B, magnitude, then the tower's and
+/// modules_to_save.
 std::vector<TensorDecl> adapter_tensors(const spec::LoraSpec& lora, const spec::ModelSpec& model,
                                         spec::DType dtype = spec::DType::f32);
 
@@ -51,7 +55,8 @@ struct Adapter {
     PeftConfig config;
     std::vector<spec::LayerLora> layers;  ///< resolve_lora(config.lora, model)
     SafetensorsFile file;
-    std::string stem = {};  ///< ModelSpec::stem() of the model that it fits
+    std::string stem = {};                    ///< ModelSpec::stem() of the model that it fits
+    std::vector<spec::TowerLora> tower = {};  ///< resolve_tower_lora(config.lora, model)
 
     const TensorView& a(spec::LinearId id) const { return file.at(lora_a_name(id, stem, is_within(id), crosses(id))); }
     const TensorView& b(spec::LinearId id) const { return file.at(lora_b_name(id, stem, is_within(id), crosses(id))); }

@@ -108,6 +108,19 @@ struct HeadBuffers {
     ops::CodedMatrix codes;        ///< flat: of a chunk's h, then of its logits' gradient; undefined without
 };
 
+/// What a tower's backward pass has beside: a block is computed again from its input. Flat, as VisionBuffers.
+struct TowerBackward {
+    at::Tensor inputs;     ///< [depth + 1, patches of a micro-batch, C]: of the blocks, and the last one's output
+    at::Tensor g;          ///< the residual stream's gradient
+    at::Tensor middle;     ///< the residual stream before a block's MLP
+    at::Tensor normed2;    ///< of that
+    at::Tensor qkv, dqkv;  ///< [P, 3 C] each
+    at::Tensor out, lse;   ///< attention's; fp32 [H, P]
+    at::Tensor act, dact;  ///< of an MLP, or a merger
+    at::Tensor dh;         ///< of a norm's output
+    at::Tensor rstd1;      ///< fp32, of the first RMSNorm; VisionBuffers::rstd is the second's
+};
+
 /// What a tower computes with, some images at a time: P patches of C values, up to F in its MLPs. All flat: views are
 /// of the image at hand. Undefined where no images are planned for.
 struct VisionBuffers {
@@ -119,8 +132,11 @@ struct VisionBuffers {
     at::Tensor tokens;               ///< int32: the image's tokens in the tower's order
     at::Tensor
         stacked;  ///< of a tower over tiles: outputs of its last layer and of the chosen ones, one beside another
-    at::Tensor features;                ///< [most image tokens, D] of a micro-batch; with tiles [most rows, D + R]
+    /// [most image tokens, D] of a micro-batch; with tiles [most rows, D + R]. Backward their gradient is there.
+    at::Tensor features;
     std::vector<at::Tensor> deepstack;  ///< the same for VisionSpec::deepstack; each micro-batch's own
+    at::Tensor u, v;                    ///< [P, R]: an adapter's inner values, and their gradient; undefined without
+    TowerBackward backward;             ///< undefined where the tower is frozen
 };
 
 /// How one of ModelSpec::ropes rotates a micro-batch's tokens.
@@ -193,6 +209,8 @@ struct ActivationSizes {
     spec::CodedProducts head_coded{};  ///< those by lm_head
     bool expands_head = false;         ///< lm_head does not lie as its products read it
     bool trains_embedding = false;
+    int64_t tower_rank = 0;  ///< columns of the widest adapter of a tower's linears; 0: there is none
+    bool trains_tower = false;
     bool deterministic = false;
 
     /// Of a model whose layers cross: rows of the most image features of a micro-batch.

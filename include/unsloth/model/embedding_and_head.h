@@ -7,10 +7,15 @@
 namespace unsloth::model {
 
 /// The first layer's input from the micro-batch's ids; with `noise` NEFTune's is added (Network::noise_alpha). Features
-/// of its images, if it has some, take the place of their tokens.
-void embed(ops::Context& ctx, const Network& network, const MicroBatch& micro, bool noise);
+/// of its images, if it has some, take the place of their tokens; `adapted`: made with the tower's adapters.
+void embed(ops::Context& ctx, const Network& network, const MicroBatch& micro, bool noise, bool adapted);
 /// Adds to a layer's output what the tower made of the images for it (VisionSpec::deepstack).
 void add_image_features(const Network& network, const MicroBatch& micro, int layer);
+/// Before the backward pass of a layer, of a tower that is trained: the gradient of what add_image_features added takes
+/// its place.
+void take_image_gradients(const Network& network, const MicroBatch& micro, int layer);
+/// Adds the gradients of the tower's adapters, from that of the first layer's input and take_image_gradients'.
+void tower_backward(ops::Context& ctx, const Network& network, const MicroBatch& micro);
 /// Adds the gradient of a trained embedding, from that of the first layer's input.
 void embedding_backward(ops::Context& ctx, const Network& network, const MicroBatch& micro);
 

@@ -88,6 +88,8 @@ class ModelPlan {
     /// What is trained; of a pipeline by all ranks, and by this one.
     const weights::ParameterTable* table() const { return table_.get(); }
     const weights::ParameterTable* own_table() const { return own_table_.get(); }
+    /// Adapters of a tower over images are trained: its features are those of one step, and cannot be kept.
+    bool trains_tower() const { return request_.trains && !tower_lora_.empty(); }
     /// The layers that this rank has.
     std::vector<int> own_layers() const { return request_.pp.stage().layers(spec().num_layers); }
     /// What stays for the whole run, and what the step takes, buffer by buffer: lists that are made by each call.
@@ -147,6 +149,8 @@ class ModelPlan {
     bool sees_images() const { return request_.sizes.patches > 0; }
     void require_grid() const;
     void require_images() const;
+    void require_tower() const;
+    int64_t tower_library_bytes() const;
     void read_trained();
     void plan_rank();
     void choose_own(const spec::Stage& stage);
@@ -195,6 +199,7 @@ class ModelPlan {
     std::shared_ptr<const formats::Adapter> adapter_;
     std::shared_ptr<const weights::MultiLoraAdapters> stack_;  ///< nullptr: there are not several
     std::shared_ptr<const std::vector<spec::LayerLora>> all_lora_;
+    std::vector<spec::TowerLora> tower_lora_;
     std::vector<spec::LayerLora> lora_layers_;  ///< of this rank's layers; the others' have none
     std::shared_ptr<const weights::ParameterTable> table_, own_table_;
     bool trains_embedding_ = false, trains_head_ = false;

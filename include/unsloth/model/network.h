@@ -35,6 +35,7 @@ struct Network {
     static constexpr const char* router_ends_name = "tokens of experts";  ///< of the plan
     bool full_finetuning = false;
     bool trains_embedding = false;  ///< by the rank that has them
+    bool trains_tower = false;      ///< its adapters: features of images are those of one step
     int lowest_trained_layer = 0;   ///< the lowest that a backward pass must reach, of all ranks' layers
     std::unique_ptr<weights::Parameters> parameters;  ///< nullptr in inference without adapters
     weights::ParameterTable trained_by_all;  ///< what all ranks of a pipeline train: alone, the parameters' table

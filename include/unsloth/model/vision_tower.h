@@ -1,4 +1,5 @@
-// A frozen tower over images, forward: from a micro-batch's pixels to what stands for its image tokens.
+// A tower over images, forward and backward: from a micro-batch's pixels to what stands for its image tokens, and from
+// the gradient of that to those of its adapters.
 #pragma once
 
 #include "unsloth/data/batch.h"
@@ -11,9 +12,16 @@ namespace unsloth::model {
 
 /// Fills b.features and b.deepstack with what stands for the images' tokens, in their order. Images that share their
 /// pixels are seen once. `together`: as many at a time as b has room for; else one after another, so that an image's
-/// features are the same bits in whatever pass it is. Nothing synchronises.
+/// features are the same bits in whatever pass it is. `adapted`: with the tower's adapters, if it has some. Where b has
+/// room for it, what enters the blocks is kept for see_images_backward. Nothing synchronises.
 void see_images(ops::Context& ctx, const spec::VisionSpec& spec, const weights::VisionWeights& w,
-                const VisionBuffers& b, const std::vector<data::Image>& images, bool together);
+                const VisionBuffers& b, const std::vector<data::Image>& images, bool together, bool adapted);
+/// After see_images of the same images, together and adapted: adds the gradients of the adapters, whose parameters
+/// `parameters` are, from those of b.features and b.deepstack, which lie in these buffers. A block is computed again
+/// from what entered it. Nothing synchronises.
+void see_images_backward(ops::Context& ctx, const spec::VisionSpec& spec, const weights::VisionWeights& w,
+                         const VisionBuffers& b, const std::vector<data::Image>& images,
+                         const weights::Parameters& parameters);
 
 /// Of each image its tokens' place: their first among the features of the micro-batch, in the text, and how many.
 struct ImagePlace {

@@ -1,4 +1,5 @@
-// What a frozen tower over image patches computes beside products, norms and rotations: forward passes alone.
+// What a tower over image patches computes beside products, RMSNorm and rotations; backward where its adapters are
+// trained.
 //
 // Legend: P patches, C hidden, F intermediate, H heads, d head_dim.
 #pragma once
@@ -24,10 +25,17 @@ void add_interpolated(Context& ctx, const at::Tensor& table_NC, const at::Tensor
 void layer_norm_forward(Context& ctx, const at::Tensor& x_PC, const at::Tensor& weight_C, const at::Tensor& bias_C,
                         double eps, const at::Tensor& y_PC);
 
+/// dx += the gradient with respect to x, given dy. weight: fp32 [C]; x, dy and dx in the compute dtype, rows
+/// contiguous; dx aliases neither. Mean and deviation are computed again. fp32 arithmetic, rounded once.
+void layer_norm_backward(Context& ctx, const at::Tensor& dy_PC, const at::Tensor& x_PC, const at::Tensor& weight_C,
+                         double eps, const at::Tensor& dx_PC);
+
 /// How GELU (Hendrycks & Gimpel, 2016) is computed: x/2 (1 + erf(x / sqrt 2)), or with tanh in place of erf.
 enum class Gelu : uint8_t { erf, tanh };
 /// In place, rows contiguous; fp32 arithmetic, rounded once.
 void gelu(Context& ctx, const at::Tensor& x_PF, Gelu form);
+/// Overwrites dy_PF, the gradient of gelu(x), with that of x. As gelu; x is what it was before.
+void gelu_backward(Context& ctx, const at::Tensor& x_PF, Gelu form, const at::Tensor& dy_PF);
 
 /// out_PHd = softmax(scale q k^T) v within each segment: every patch sees all of its segment, before and behind it.
 /// q, k, v, out: compute dtype, last dimension contiguous, other strides free. offsets: of the segments, from 0 to P,

@@ -12,6 +12,13 @@
 
 namespace unsloth::spec {
 
+/// Which linears of a tower over images get an adapter.
+enum class TowerTargets : uint8_t {
+    none,
+    named,  ///< those that target_modules names, which PEFT matches in the whole model: of an adapter that was read
+    all,    ///< every one (lora.vision); where target_modules is an expression, those that it matches
+};
+
 struct LoraSpec {
     int64_t r = 16;
     double lora_alpha = 16;
@@ -29,6 +36,7 @@ struct LoraSpec {
     std::vector<std::pair<std::string, double>> alpha_pattern;
     std::vector<int64_t> layers_to_transform;  ///< empty: all
     ServeGrid serve_grid = ServeGrid::none;    ///< trained through; of use with the base folded into it alone
+    TowerTargets tower = TowerTargets::none;
 };
 
 /// One module's adapter; r = 0: none.

@@ -10,9 +10,9 @@
 #include <tuple>
 #include <vector>
 
-#include "unsloth/spec/lora_spec.h"
 #include "unsloth/spec/stage.h"
 #include "unsloth/spec/tensor_table.h"
+#include "unsloth/spec/tower_lora.h"
 #include "unsloth/weights/unit.h"
 
 namespace unsloth::weights {
@@ -25,10 +25,11 @@ struct Parameter {
     spec::TensorRole role = spec::TensorRole::linear;
     spec::LinearId id;  ///< as TensorRule's
     std::vector<int64_t> shape;
-    int64_t offset = 0;   ///< in elements, a multiple of 256
-    bool decays = true;   ///< weight decay applies
-    float shift = 0;      ///< its values are the model's of that name and this (TensorRule::offset)
-    int64_t experts = 0;  ///< E of an adapter of experts, whose rows are theirs in turn; 0: of none
+    int64_t offset = 0;     ///< in elements, a multiple of 256
+    bool decays = true;     ///< weight decay applies
+    float shift = 0;        ///< its values are the model's of that name and this (TensorRule::offset)
+    bool of_tower = false;  ///< of the embeddings' unit, whose rows its tower makes
+    int64_t experts = 0;    ///< E of an adapter of experts, whose rows are theirs in turn; 0: of none
     /// A B whose file has a row of gate and one of up in turn; here each expert has gate's rows, then up's.
     bool by_turns = false;
     /// As a file has it: PEFT stores the B of experts, here [E N, r], as [N, r E] with the experts innermost.
@@ -66,10 +67,11 @@ struct CommonStretch {
 class ParameterTable {
   public:
     ParameterTable() : ParameterTable(0) {}
-    /// Adapters (A [r, K], B [N, r] per module, with DoRA m [N]) in layer order, then modules_to_save under PEFT's
-    /// names. Decay on all, as torch.optim.AdamW over PEFT's parameters.
+    /// Adapters (A [r, K], B [N, r] per module, with DoRA m [N]) in layer order, then the tower's and modules_to_save,
+    /// under PEFT's names. Decay on all, as torch.optim.AdamW over PEFT's parameters.
     static ParameterTable lora(const spec::ModelSpec& spec, const std::vector<spec::LayerLora>& lora,
-                               const std::vector<std::string>& modules_to_save);
+                               const std::vector<std::string>& modules_to_save,
+                               const std::vector<spec::TowerLora>& tower = {});
     /// Every tensor of the model; decay on 2-D tensors only.
     static ParameterTable full(const spec::ModelSpec& spec);
 

@@ -1,4 +1,4 @@
-// The weights of a frozen tower over images: loaded whole, in the compute type, by every rank.
+// The weights of a tower over images, which are frozen, and its adapters: whole, in the compute type, on every rank.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -8,14 +8,24 @@
 #include "unsloth/formats/load_plan.h"
 #include "unsloth/memory/plan.h"
 #include "unsloth/spec/vision_spec.h"
+#include "unsloth/weights/parameters.h"
 
 namespace unsloth::weights {
 
 struct VisionNorm {
     at::Tensor weight, bias;  ///< fp32; no bias: RMSNorm
 };
+/// Of a linear, or of one of several whose rows a VisionLinear has: A, and scale times B, of R = 8, 16, … ranks of
+/// which those beyond the adapter's own are zeros. Copies in the compute type; masters and gradients are Parameters'.
+struct VisionAdapter {
+    const Parameter *a = nullptr, *b = nullptr;  ///< [r, k], [n, r]
+    double scale = 0;
+    int64_t n_begin = 0;  ///< its first row
+    at::Tensor a_RK, b_NR;
+};
 struct VisionLinear {
     at::Tensor weight_NK, bias_N;
+    std::vector<VisionAdapter> adapters = {};  ///< empty: frozen
 };
 struct VisionBlock {
     VisionNorm norm1;
@@ -51,6 +61,27 @@ struct VisionWeights {
     /// Reads them from the folder's tensors (ModelTensors::vision). Quantised ones are dequantized here.
     static VisionWeights load(const spec::VisionSpec& spec, at::ScalarType dtype,
                               const std::vector<formats::TensorSource>& sources, const memory::Arena& arena);
+
+    /// Submits the adapters' copies, for the whole run.
+    static void plan_adapters(const std::vector<spec::TowerLora>& lora, at::ScalarType dtype, memory::Plan& resident);
+    /// Gives the linears their adapters, whose values `parameters`, which must live as long, has by name. refresh()
+    /// fills them.
+    void adapt(const spec::VisionSpec& spec, const std::vector<spec::TowerLora>& lora, const Parameters& parameters,
+               const memory::Arena& arena);
+    bool adapted() const { return adapted_; }
+    /// Copies the adapters' values, where they are not those of the time before.
+    void refresh(const Parameters& parameters);
+
+  private:
+    bool adapted_ = false;
+    uint64_t version_ = 0;  ///< of the parameters
 };
+
+/// Columns that an adapter of such a rank has in buffers.
+constexpr int64_t padded_tower_rank(int64_t r) {
+    return (r + 7) / 8 * 8;
+}
+/// Of the widest adapter; 0: there is none.
+int64_t widest_tower_rank(const std::vector<spec::TowerLora>& lora);
 
 }  // namespace unsloth::weights

@@ -278,6 +278,14 @@ void declare_lora(OptionSet& options, LoraOptions& lora) {
              "give the direction alone.")
         .unused_with("lora.finetuning_type", {"full"});
     options
+        .add("vision", lora.vision,
+             "Adapters also in the vision tower of Qwen2.5-VL and Qwen3-VL: on every linear of its blocks and mergers.")
+        .suggested_for({"finetune_vision_layers", "train_vision"})
+        .not_with("lora.finetuning_type", {"full"})
+        .because("full training has no adapters")
+        .not_with("lora.use_dora", {true})
+        .because("the tower's adapters have no magnitudes");
+    options
         .add("target_modules", lora.target_modules,
              "Projections that get an adapter. In a model of experts only attention's have one by default.")
         .one_of(projection_list())

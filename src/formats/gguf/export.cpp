@@ -201,6 +201,10 @@ GgufReport export_adapter_gguf(const Adapter& adapter, const spec::ModelSpec& sp
                     "Merge it into its base, and export the merged model.");
     adapter.refuse_stand_ins("which llama.cpp's adapter files cannot",
                              "Merge it into its base, and export the merged model.");
+    if (!adapter.tower.empty())
+        throw Error("export.unsupported",
+                    "the adapter is of the vision tower too (lora.vision), which llama.cpp's adapter files cannot hold",
+                    "Merge it into its base.");
     if (adapter.config.lora.use_dora)
         throw Error("export.unsupported",
                     "the adapter is a DoRA, whose magnitudes llama.cpp's adapter files cannot hold",

@@ -1,0 +1,254 @@
+// Adapters in the towers of Qwen2.5-VL and Qwen3-VL against transformers and PEFT, and what follows from them: plans,
+// merged models, names, refusals.
+#include "unsloth/spec/tower_lora.h"
+#include "train/vision_support.h"
+#include "unsloth/formats/merge.h"
+#include "unsloth/formats/model_writer.h"
+
+namespace unsloth {
+namespace {
+
+using namespace test;
+
+using TowerCase = std::tuple<std::string, std::string>;  ///< family, device
+
+class TowerLoraTest : public ::testing::TestWithParam<TowerCase> {
+  protected:
+    void SetUp() override {
+        UNSLOTH_NEEDS_XZ();
+        std::tie(family, device) = GetParam();
+        rows.emplace(family);
+        lora = golden("families/" + family) / "tower_lora";
+    }
+    fs::path model_path() const { return unpacked(rows->set / "model"); }
+    model::LoadRequest request() const { return seeing(device, at::kFloat); }
+    std::shared_ptr<const formats::WeightFile> file() const {
+        return std::make_shared<const formats::WeightFile>(formats::WeightFile::open(model_path().string()));
+    }
+    /// A new adapter as options ask for it.
+    model::LoadRequest asked() const {
+        model::LoadRequest request = this->request();
+        request.trains = request.sizes.training = true;
+        request.lora = spec::LoraSpec{
+            .r = 4, .lora_alpha = 8, .target_modules = {"q_proj", "v_proj"}, .tower = spec::TowerTargets::all};
+        return request;
+    }
+
+    std::string family, device;
+    std::optional<SeenRows> rows;
+    fs::path lora;
+};
+
+TEST_P(TowerLoraTest, TrainsAsTheReference) {
+    expect_trains_as_reference(*rows, model_path(), request(), lora);
+}
+
+/// What layers keep, and how many micro-batches are in flight, changes no bit.
+TEST_P(TowerLoraTest, RecomputedLayersTrainTheSame) {
+    SeenRun run = reference_run(*rows, request(), lora);
+    run.steps.resize(2);
+    run.rates = {1e-3, 1e-3};
+    const SeenCourse kept = run_steps(model_path(), run);
+    const auto expect_same = [&](const char* what) {
+        const SeenCourse got = run_steps(model_path(), run);
+        EXPECT_EQ(got.losses, kept.losses) << what;
+        EXPECT_EQ(got.norms, kept.norms) << what;
+        expect_same_bits(got.final_values, kept.final_values);
+    };
+    for (const spec::Keep keep : {spec::Keep::but_mlp, spec::Keep::attention, spec::Keep::input}) {
+        run.request.run.layers = {{.keep = keep}};
+        expect_same(name_of(run.request.run.layers.front()).c_str());
+    }
+    run.request.run.in_flight = 2;
+    expect_same("two in flight");
+}
+
+/// Rows of several images, of one image twice and of text alone give together what they give one by one.
+TEST_P(TowerLoraTest, GradientsAddUpOverRows) {
+    SeenRun run = reference_run(*rows, request(), lora);
+    const nlohmann::json forward = read_json(rows->files / "forward.json");
+    std::vector<data::Sample> samples;
+    for (const auto& row : forward["rows"]) {
+        samples.push_back(rows->sample(row, static_cast<int64_t>(samples.size())));
+        if (samples.size() == 4) break;
+    }
+    data::Sample text = samples.back();
+    for (int32_t& id : text.ids)
+        if (id == tiny_image_token) id = tiny_image_token + 3;
+    text.images.clear(), text.axes.clear();
+    samples.push_back(text);
+    samples.push_back(samples.front());
+    const auto step_of = [](const std::vector<std::vector<data::Sample>>& micros) {
+        data::StepBatch step;
+        for (const auto& micro : micros) {
+            step.micro.push_back(data::make_batch(micro));
+            step.labels += step.micro.back().labels;
+            step.tokens += step.micro.back().tokens();
+            step.rows += static_cast<int64_t>(micro.size());
+        }
+        return step;
+    };
+    run.rates = {0.0};
+    run.request.sizes.tokens = run.request.sizes.head_rows = 1024;
+    run.request.sizes.longest = 512;
+    run.request.sizes.patches = 1024;
+    run.request.sizes.image_tokens = 512;
+    run.steps = {step_of({samples})};
+    const SeenCourse together = run_steps(model_path(), run);
+    std::vector<std::vector<data::Sample>> alone;
+    for (const data::Sample& sample : samples) alone.push_back({sample});
+    run.steps = {step_of(alone)};
+    const SeenCourse apart = run_steps(model_path(), run);
+    EXPECT_NEAR(together.losses[0], apart.losses[0], 1e-5);
+    for (const auto& [name, gradient] : apart.first_gradients)
+        EXPECT_LE(relative_frobenius(together.first_gradients.at(name), gradient), 1e-4) << name;
+}
+
+TEST_P(TowerLoraTest, PlansWhatTheTowerTakes) {
+    const model::ModelPlan with(file(), asked());
+    model::LoadRequest frozen = asked();
+    frozen.lora->tower = spec::TowerTargets::none;
+    const model::ModelPlan without(file(), frozen);
+    EXPECT_GT(with.groups().at("tower"), without.groups().at("tower"));
+    EXPECT_GT(with.groups().at("tower weights"), without.groups().at("tower weights"));
+    EXPECT_GT(with.table()->trainable_elements(), without.table()->trainable_elements());
+    const spec::VisionSpec& tower = *file()->spec.vision;
+    const int64_t inputs = (tower.depth + 1) * request().sizes.image_tokens * tower.merged_size() * 4;
+    EXPECT_GE(with.total_bytes(), without.total_bytes() + inputs);
+    if (device != "cpu") return;
+    const auto bytes = [](const memory::Plan& plan) { return plan.total_bytes(); };
+    EXPECT_EQ(with.total_bytes(), bytes(with.resident()) + bytes(with.step()) + bytes(with.host()) +
+                                      bytes(with.common()) + bytes(with.peer()));
+}
+
+/// B begins at zero: the model is the base's, and B alone has a gradient.
+TEST_P(TowerLoraTest, BeginsAtTheBase) {
+    SeenRun run = reference_run(*rows, request(), lora);
+    run.request.adapter.reset();
+    run.request.lora = asked().lora;
+    run.steps.resize(1);
+    run.rates = {0.0};
+    const SeenCourse with = run_steps(model_path(), run);
+    run.request.lora->tower = spec::TowerTargets::none;
+    const SeenCourse without = run_steps(model_path(), run);
+    EXPECT_EQ(with.losses, without.losses);
+    int of_tower = 0;
+    for (const auto& [name, gradient] : with.first_gradients) {
+        if (name.find(".visual.") == std::string::npos) continue;
+        ++of_tower;
+        const bool b = name.find(".lora_B.") != std::string::npos;
+        EXPECT_EQ(l2(gradient) > 0, b) << name;
+    }
+    EXPECT_EQ(of_tower, 2 * static_cast<int>(spec::tower_linears(file()->spec).size()));
+}
+
+/// What is saved names the same modules to whoever reads it: the convolution that makes patches is none of them.
+TEST_P(TowerLoraTest, ExpressionsNameTheSameLinears) {
+    const spec::ModelSpec spec = file()->spec;
+    const auto names = [&](const spec::LoraSpec& lora) {
+        std::vector<std::string> all;
+        for (const spec::TowerLora& linear : spec::resolve_tower_lora(lora, spec)) all.push_back(linear.module);
+        return all;
+    };
+    const spec::LoraSpec saved = spec::for_model(*asked().lora, spec);
+    const spec::LoraSpec read = formats::parse_peft_config(formats::write_peft_config({saved, "base", ""}), "x").lora;
+    EXPECT_TRUE(read.target_is_regex);
+    EXPECT_EQ(names(read), names(*asked().lora));
+    EXPECT_EQ(names(read).size(), spec::tower_linears(spec).size());
+    EXPECT_EQ(std::ranges::count(names(read), "blocks.1.attn.proj"), 1);
+    EXPECT_EQ(std::ranges::count(names(read), "patch_embed.proj"), 0);
+    spec::LoraSpec named = read;  // PEFT's list matches ends of paths in the whole model
+    named.target_is_regex = false;
+    named.target_modules = {"q_proj", "qkv"};
+    EXPECT_EQ(names(named).size(), static_cast<std::size_t>(spec.vision->depth));
+    EXPECT_EQ(spec::resolve_lora(named, spec).size(), static_cast<std::size_t>(spec.num_layers));
+    named.rank_pattern = {{"blocks.1.attn.qkv", 2}};
+    EXPECT_EQ(spec::resolve_tower_lora(named, spec)[1].lora.r, 2);
+    EXPECT_NO_THROW(spec::refuse_idle_patterns(named, spec));
+}
+
+TEST_P(TowerLoraTest, MergedModelsHaveTheTowersAdapters) {
+    const formats::WeightFile base = formats::WeightFile::open(model_path().string());
+    const formats::Adapter adapter = formats::read_adapter(unpacked(lora / "initial"), base.spec);
+    EXPECT_EQ(adapter.tower.size(), spec::tower_linears(base.spec).size());
+    model::LoadRequest request = this->request();
+    const ScratchFolder folder;
+    formats::write_model(formats::MergedModel(base, &adapter), folder.path(), {.type = spec::WeightType::f32});
+    const formats::WeightFile merged = formats::WeightFile::open(folder.path().string());
+    int changed = 0;
+    for (const formats::TensorView* const other : base.tensors.others)
+        changed += !std::ranges::equal(merged.checkpoint.at(other->name).data, other->data);
+    EXPECT_EQ(changed, static_cast<int>(adapter.tower.size()));
+    const data::Sample row = rows->sample(read_json(rows->files / "forward.json")["rows"][0], 0);
+    const LoadedModel one = load_model(folder.path(), request);
+    request.adapter = unpacked(lora / "initial").string();
+    const LoadedModel other = load_model(model_path(), request);
+    EXPECT_LE(max_abs(logits_of_row(*one.model, row), logits_of_row(*other.model, row)), 1e-4);
+}
+
+/// Adapters of transformers before 4.52.
+TEST_P(TowerLoraTest, ReadsAdaptersUnderOlderNames) {
+    const fs::path initial = unpacked(lora / "initial");
+    const ScratchFolder folder;
+    write_text(folder / "older/adapter_config.json", read_file(initial / "adapter_config.json"));
+    std::vector<formats::TensorBlob> blobs;
+    const formats::SafetensorsFile file(initial / "adapter_model.safetensors");
+    for (const formats::TensorView& view : file.tensors()) {
+        std::string name = view.name;
+        for (const std::string part : {"language_model.", "model.visual."})
+            if (const std::size_t at = name.find(part); at != std::string::npos)
+                name.replace(at, part.size(), part == "language_model." ? "" : "visual.");
+        blobs.push_back({{name, view.dtype, view.shape}, {view.data.begin(), view.data.end()}});
+    }
+    formats::write_safetensors(folder / "older/adapter_model.safetensors", blobs);
+    const formats::Adapter older = formats::read_adapter(folder / "older", this->file()->spec);
+    EXPECT_EQ(older.tower.size(), spec::tower_linears(this->file()->spec).size());
+}
+
+TEST_P(TowerLoraTest, RefusesWhatDoesNotGoWithIt) {
+    const auto expect_refused = [&](const char* id, const char* word, model::LoadRequest request) {
+        try {
+            const model::ModelPlan plan(file(), std::move(request));
+            ADD_FAILURE() << word << " was taken";
+        } catch (const Error& error) {
+            EXPECT_EQ(error.id().name(), id) << error.what();
+            EXPECT_NE(std::string(error.what()).find(word), std::string::npos) << error.what();
+        }
+    };
+    model::LoadRequest request = asked();
+    request.lora->lora_dropout = 0.1;
+    expect_refused("option.unsupported", "lora.lora_dropout", request);
+    request = asked();
+    request.lora->use_dora = true;
+    expect_refused("adapter.unsupported", "lora.use_dora", request);
+    request = asked();
+    request.sharding = {.level = weights::Sharding::parameters, .share = {0, 2}};
+    expect_refused("option.unsupported", "distributed.zero_stage 3", request);
+    request = asked();
+    request.adapter = unpacked(rows->set / "lora/initial").string();
+    expect_refused("adapter.contradicts", "lora.vision", request);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, TowerLoraTest,
+                         ::testing::Combine(::testing::Values("qwen3_vl", "qwen2_5_vl"),
+                                            ::testing::ValuesIn(test_devices())),
+                         [](const auto& info) { return cat(std::get<0>(info.param), "_", std::get<1>(info.param)); });
+
+TEST(TowerLora, OtherTowersAreRefused) {
+    UNSLOTH_NEEDS_XZ();
+    for (const char* const set : {"families/mllama/model", "small_llama/bf16"}) {
+        const bool tiles = std::string(set).starts_with("families");
+        const fs::path folder = tiles ? unpacked(vision_set("mllama") / "model") : model_folder(set);
+        const spec::ModelSpec spec = formats::WeightFile::open(folder.string()).spec;
+        const spec::LoraSpec lora{.r = 4, .target_modules = {"q_proj"}, .tower = spec::TowerTargets::all};
+        try {
+            spec::resolve_tower_lora(lora, spec);
+            ADD_FAILURE() << set << " was taken";
+        } catch (const Error& error) {
+            EXPECT_EQ(error.id().name(), "adapter.no-such-target") << error.what();
+        }
+    }
+}
+
+}  // namespace
+}  // namespace unsloth
