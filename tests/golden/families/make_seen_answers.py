@@ -1,5 +1,5 @@
-"""Makes qwen3_vl/generate.json and qwen2_5_vl/generate.json: what transformers answers greedily to prompts with images,
-in fp32 on the CPU, from the tiny models here and the images and processors of tests/golden/images.
+"""Makes generate.json of qwen3_vl, qwen2_5_vl and mllama: what transformers answers greedily to prompts with images, in
+fp32 on the CPU, from the tiny models here and the images and processors of tests/golden/images.
 
 Run with transformers 5.23.0 and Pillow: python3 make_seen_answers.py
 """
@@ -12,6 +12,10 @@ from pathlib import Path
 import torch
 from PIL import Image, ImageOps
 from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer
+from transformers.models.mllama.processing_mllama import (
+    convert_sparse_cross_attention_mask_to_dense,
+    get_cross_attention_token_mask,
+)
 
 HERE = Path(__file__).parent
 IMAGES = HERE.parent / "images"
@@ -45,6 +49,32 @@ CASES = [
     ([user(text("red circle lies"))], []),
 ]  # fmt: skip
 
+# Of a model that reads tiles also: images apart from one another, whose rows see one each; and one that ends a prompt.
+TILED_CASES = [
+    ([user(IMAGE, text("far three blue"))], ["images/h_rgba.png"]),
+    *CASES[1:],
+    (
+        [user(text("the"), IMAGE, text("red"), IMAGE, text("dots blue"), IMAGE)],
+        ["images/g_rgb.png", "images/i_palette.png", "images/e_cmyk.jpg"],
+    ),
+    ([user(IMAGE, text("red circle lies"))], ["images/g_rgb.png"]),
+]
+
+
+def tiled_inputs_of(messages, images, tokenizer, processor):
+    """As MllamaProcessor makes them."""
+    ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]
+    if not images:
+        return {"input_ids": torch.tensor([ids])}
+    seen = processor([[ImageOps.exif_transpose(Image.open(IMAGES / name)) for name in images]], return_tensors="pt")
+    tiles = seen.pop("num_tiles")
+    mask = convert_sparse_cross_attention_mask_to_dense(
+        [get_cross_attention_token_mask(ids, tokenizer.convert_tokens_to_ids("<|image|>"))],
+        num_tiles=tiles if isinstance(tiles, list) else tiles.tolist(), max_num_tiles=processor.max_image_tiles,
+        length=len(ids),
+    )  # fmt: skip
+    return {"input_ids": torch.tensor([ids]), "cross_attention_mask": torch.tensor(mask), **seen}
+
 
 def inputs_of(messages, images, tokenizer, processor):
     """What the model's processor makes, but for its part in videos, which would need torchvision."""
@@ -72,7 +102,8 @@ def answer(model, inputs):
 
 def main():
     torch.set_num_threads(1)
-    for family in ("qwen3_vl", "qwen2_5_vl"):
+    for family in ("qwen3_vl", "qwen2_5_vl", "mllama"):
+        tiled = family == "mllama"
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             for file in [*(HERE / family / "model").iterdir(), *(IMAGES / family / "saved").iterdir()]:
@@ -85,8 +116,8 @@ def main():
             processor = AutoImageProcessor.from_pretrained(folder, backend="pil")
             model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
         answers = []
-        for messages, images in CASES:
-            inputs = inputs_of(messages, images, tokenizer, processor)
+        for messages, images in TILED_CASES if tiled else CASES:
+            inputs = (tiled_inputs_of if tiled else inputs_of)(messages, images, tokenizer, processor)
             ids, margin = answer(model, inputs)
             answers.append({"messages": messages, "images": images, "prompt_ids": inputs["input_ids"][0].tolist(),
                             "ids": ids, "margin": margin})  # fmt: skip
