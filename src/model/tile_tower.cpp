@@ -215,7 +215,8 @@ void ImageSight::add_tokens(const RowSight* row, int64_t from, int64_t count) {
     for (int64_t t = from; t < from + count; ++t) adds.push_back(row != nullptr && t >= row->first_image ? 1.0F : 0.0F);
     if (row == nullptr) return;
     for (const ops::AttentionRange& range : row->ranges) {
-        const int64_t begin = std::max<int64_t>(range.q_begin, from), end = std::min<int64_t>(range.q_end, from + count);
+        const int64_t begin = std::max<int64_t>(range.q_begin, from),
+                      end = std::min<int64_t>(range.q_end, from + count);
         if (begin < end)
             ranges.push_back({static_cast<int32_t>(begin - from + at), static_cast<int32_t>(end - from + at),
                               range.k_begin, range.k_end});
@@ -253,7 +254,21 @@ ImageSight sight_of(const spec::VisionSpec& spec, const std::vector<data::Image>
 void see_tiles(ops::Context& ctx, const spec::VisionSpec& spec, const weights::VisionWeights& w, const VisionBuffers& b,
                const std::vector<data::Image>& images, const std::vector<TilePlace>& places) {
     const ops::Region region(ctx, "tower");
-    for (std::size_t i = 0; i < images.size(); ++i) TileSight(ctx, spec, w, b, images[i]).pass(places[i]);
+    const auto copy = [&](int64_t from, int64_t rows, int64_t to) {
+        const at::Tensor features = b.features.narrow(1, 0, spec.out_size);
+        if (rows > 0) ops::copy_2d(ctx, features.narrow(0, from, rows), features.narrow(0, to, rows));
+    };
+    for (std::size_t i = 0; i < images.size(); ++i) {
+        const auto same = std::ranges::find(images, images[i].pixels, &data::Image::pixels);
+        const auto first = static_cast<std::size_t>(same - images.begin());
+        if (first == i) {
+            TileSight(ctx, spec, w, b, images[i]).pass(places[i]);
+            continue;
+        }
+        const int64_t own = images[i].patches() * spec.tiles->rows();
+        copy(places[first].own, own, places[i].own);
+        copy(places[first].padding, spec.tiles->features() - own, places[i].padding);
+    }
 }
 
 }  // namespace unsloth::model

@@ -63,6 +63,8 @@ CompletionEvaluator::CompletionEvaluator(const AnswerRules& rules, const data::D
         Question question = question_of(rows.sample(i), sets_.empty() ? 0 : rows.source(i));
         longest_ = std::max(longest_, static_cast<int64_t>(question.prompt.ids.size()));
         most_images_ = std::max<int64_t>(most_images_, std::ssize(question.prompt.images));
+        for (const data::Image& image : question.prompt.images)
+            most_patches_ = std::max(most_patches_, image.patches());
         questions_.push_back(std::move(question));
     }
     if (const int64_t allowed = opened.file->spec.usable_positions(); context() > allowed)

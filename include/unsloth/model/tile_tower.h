@@ -30,7 +30,7 @@ struct RowSight {
     std::vector<TilePlace> places;            ///< of each image
     std::vector<ops::AttentionRange> ranges;  ///< of the row's tokens over features
     int64_t rows = 0;                         ///< of its features
-    int32_t first_image = 0;                  ///< its token: what comes before sees all images, and the MLP adds nothing
+    int32_t first_image = 0;  ///< its token: what comes before sees all images, and the MLP adds nothing
 };
 /// Of tokens [begin, end), among which the images' tokens are; features from row `first` on. An image's token, and what
 /// follows up to the next one's, sees the image's own tiles; tokens of images in a row are one, so that what follows
@@ -57,7 +57,7 @@ struct ImageSight {
 ImageSight sight_of(const spec::VisionSpec& spec, const std::vector<data::Image>& images,
                     const std::vector<int32_t>& segments);
 
-/// Fills b.features at each image's place, its first D columns.
+/// Fills b.features at each image's place, its first D columns. Images that share their pixels are seen once.
 void see_tiles(ops::Context& ctx, const spec::VisionSpec& spec, const weights::VisionWeights& w, const VisionBuffers& b,
                const std::vector<data::Image>& images, const std::vector<TilePlace>& places);
 

@@ -61,9 +61,11 @@ TILED_CASES = [
 ]
 
 
-def tiled_inputs_of(messages, images, tokenizer, processor):
+def tiled_inputs_of(messages, images, tokenizer, processor, add_generation_prompt=True):
     """As MllamaProcessor makes them."""
-    ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]
+    ids = tokenizer.apply_chat_template(
+        messages, add_generation_prompt=add_generation_prompt, return_dict=True
+    )["input_ids"]  # fmt: skip
     if not images:
         return {"input_ids": torch.tensor([ids])}
     seen = processor([[ImageOps.exif_transpose(Image.open(IMAGES / name)) for name in images]], return_tensors="pt")
@@ -76,9 +78,11 @@ def tiled_inputs_of(messages, images, tokenizer, processor):
     return {"input_ids": torch.tensor([ids]), "cross_attention_mask": torch.tensor(mask), **seen}
 
 
-def inputs_of(messages, images, tokenizer, processor):
+def inputs_of(messages, images, tokenizer, processor, add_generation_prompt=True):
     """What the model's processor makes, but for its part in videos, which would need torchvision."""
-    ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]
+    ids = tokenizer.apply_chat_template(
+        messages, add_generation_prompt=add_generation_prompt, return_dict=True
+    )["input_ids"]  # fmt: skip
     if not images:
         return {"input_ids": torch.tensor([ids])}
     seen = processor([ImageOps.exif_transpose(Image.open(IMAGES / name)) for name in images], return_tensors="pt")
@@ -100,18 +104,23 @@ def answer(model, inputs):
     return made.sequences[0, length:].tolist(), (top[:, 0] - top[:, 1]).min().item()
 
 
+def unpacked(family, folder, source=None):
+    """The model and processor of a family as plain files in a folder, or those of `source`."""
+    folder.mkdir(exist_ok=True)
+    sources = [source] if source else [HERE / family / "model", IMAGES / family / "saved"]
+    for file in [file for one in sources for file in one.iterdir()]:
+        is_packed = file.suffix == ".xz"
+        data = file.read_bytes()
+        (folder / (file.stem if is_packed else file.name)).write_bytes(lzma.decompress(data) if is_packed else data)
+    return folder
+
+
 def main():
     torch.set_num_threads(1)
     for family in ("qwen3_vl", "qwen2_5_vl", "mllama"):
         tiled = family == "mllama"
         with tempfile.TemporaryDirectory() as name:
-            folder = Path(name)
-            for file in [*(HERE / family / "model").iterdir(), *(IMAGES / family / "saved").iterdir()]:
-                is_packed = file.suffix == ".xz"
-                data = file.read_bytes()
-                (folder / (file.stem if is_packed else file.name)).write_bytes(
-                    lzma.decompress(data) if is_packed else data
-                )
+            folder = unpacked(family, Path(name))
             tokenizer = AutoTokenizer.from_pretrained(folder)
             processor = AutoImageProcessor.from_pretrained(folder, backend="pil")
             model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
@@ -126,4 +135,5 @@ def main():
         (HERE / family / "generate.json").write_text(f"[\n{lines}\n]\n")
 
 
-main()
+if __name__ == "__main__":
+    main()
