@@ -337,14 +337,7 @@ void ActivationList::tokens(TokenBuffers& b, std::vector<at::Tensor>& objective)
     }
     const auto by_axes = [](const spec::RopeSpec& rope) { return rope.by_axes(); };
     if (std::ranges::any_of(spec_.ropes, by_axes)) ints("positions on axes", 3 * t, b.axes);
-    if (const int64_t rows = sizes_.image_rows(spec_); rows > 0) {
-        if (sizes_.dropout) {
-            ints("rows of features", rows, b.feature_row_S);
-            ints("offsets of features", rows, b.feature_offset_S);
-        }
-        own({"tokens", "tokens that see images", {t}, at::kFloat, memory::always, Rows::tokens}, b.attends_T);
-        own({"tokens", "tokens behind images", {t}, at::kFloat, memory::always, Rows::tokens}, b.adds_T);
-    }
+    if (sizes_.image_rows(spec_) > 0) sight(b);
     if (sizes_.noise) own({"tokens", "noise", {t}, at::kFloat, memory::always, Rows::tokens}, b.noise_T);
     ints("target index", sizes_.head_rows, b.target_index_n);
     ints("target ids", sizes_.head_rows, b.target_ids_n);
@@ -361,8 +354,6 @@ void ActivationList::tokens(TokenBuffers& b, std::vector<at::Tensor>& objective)
         if (sizes_.training) ints("places of keys", sizes_.copies * std::max(t, sizes_.all_keys), b.key_places);
     }
     if (sizes_.adapters > 0) ints("adapters of tokens", t, b.adapter_T, Rows::tokens);
-    if (const int64_t rows = sizes_.image_rows(spec_); rows > 0 && sizes_.adapters > 0)
-        ints("adapters of features", rows, b.feature_adapter_S);
     if (sizes_.cache_tokens > 0) {
         ints("cache slots", t, b.slots_T, Rows::tokens);
         ints("lengths of rows", sizes_.segments, b.lengths_S);

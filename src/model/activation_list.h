@@ -119,6 +119,7 @@ class ActivationList {
 
     void tokens(TokenBuffers& b, std::vector<at::Tensor>& objective);
 
+    void sight(TokenBuffers& b);
     void vision(const spec::VisionSpec& tower, VisionBuffers& b);
     void tiles(const spec::VisionSpec& tower, const spec::TilesSpec& tiles, VisionBuffers& b);
 
