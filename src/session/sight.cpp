@@ -6,6 +6,7 @@
 
 #include "unsloth/core/error.h"
 #include "unsloth/data/seen_prompt.h"
+#include "unsloth/data/thumbnail.h"
 
 namespace unsloth::session {
 
@@ -32,6 +33,14 @@ int64_t Sight::most_patches(int64_t tokens) const {
                pixels = static_cast<double>(processor.most_pixels);
     const double most = std::max(pixels / (side * side), std::sqrt(longest_aspect * pixels) / side + 1);
     return std::min(static_cast<int64_t>(most), tokens) * tower_.merge * tower_.merge;
+}
+
+std::vector<std::string> Sight::thumbnails(const SeenPrompt& prompt, std::size_t most) const {
+    std::vector<std::string> urls;
+    if (!prompt.images) return urls;
+    for (const data::Image& image : prompt.images->images)
+        if (urls.size() < most) urls.push_back(data::thumbnail_of(image, *vision_));
+    return urls;
 }
 
 int64_t Sight::image_room(int64_t pass_tokens, int64_t rows, int64_t images) const {

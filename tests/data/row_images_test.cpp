@@ -9,6 +9,7 @@
 #include "unsloth/data/cache.h"
 #include "unsloth/data/loader.h"
 #include "unsloth/data/show.h"
+#include "unsloth/data/thumbnail.h"
 #include "unsloth/data/vision.h"
 #include "unsloth/tokenizer/tokenizer.h"
 
@@ -214,6 +215,27 @@ TEST_F(RowImages, NoRowIsCutWithinAnImage) {
     EXPECT_EQ(cut_at(begin + 4).images.size(), 1U);
     model.options.long_rows = config::LongRows::split;
     EXPECT_THROW(cut_at(begin + 4), Error);
+}
+
+/// A file that the program itself reads, whose sums libpng checks.
+TEST_F(RowImages, ThumbnailsAreImages) {
+    const toy::Folder folder;
+    const VisionModel model("qwen3_vl");
+    const auto seen = [&](const std::string& image) {
+        const Dataset rows = model.load(folder.write("rows.jsonl", row_of(cat("\"", image, "\""))));
+        std::vector<Sample> samples = {rows.sample(0)};
+        rows.load_pixels(samples);
+        return samples[0].images.at(0);
+    };
+    const Image image = seen("images/a_420.jpg");
+    const std::string url = thumbnail_of(image, *model.options.vision);
+    EXPECT_LT(url.size(), 40'000U);
+    const Image again = seen(url);
+    EXPECT_TRUE(again.pixels);
+    // So small an image is shown as it is.
+    EXPECT_EQ(again.grid_h, image.grid_h);
+    EXPECT_EQ(again.grid_w, image.grid_w);
+    EXPECT_EQ(*again.pixels, *image.pixels);
 }
 
 std::string pair_of_images(const std::string& prompt, const std::string& images = R"(["images/a_420.jpg"])",

@@ -63,6 +63,32 @@ class Vision(Seeing):
             first, last = self.evaluations(out)
             self.assertLess(last["eval_loss"], first["eval_loss"])
 
+    def test_evaluations_answer_about_images(self):
+        for name in FAMILIES:
+            folder, adapter, rows, _ = self.family(name)
+            (case,) = [one for one in self.answers(name) if one["images"] == ["images/k_lossy.webp"]]
+            asked = {"messages": case["messages"], "images": case["images"]}
+            prompts = write_rows(rows.with_name("prompts.jsonl"), [asked])
+            judged = {"messages": case["messages"] + [{"role": "assistant", "content": "it"}], "images": case["images"]}
+            held_out = write_rows(rows.with_name("held_out.jsonl"), [judged] * 3)
+            out = self.train(
+                folder, rows, "--max_steps", 1, "--learning_rate", 0, "--data.eval_file", held_out, "--eval_steps", 1,
+                "--eval_metric", "exact_match", "--eval_max_new_tokens", 8, "--sample_prompts", prompts,
+                "--sample_max_new_tokens", 8, out=name + "-out",
+            )  # fmt: skip
+            self.assertIn("eval_exact_match", self.evaluations(out)[-1])
+            said = self.succeed(
+                "generate", "--model.path", folder, "--device", "cpu", *FP32, "--max_new_tokens", 8, "--file", prompts,
+            ).out  # fmt: skip
+            samples = read_rows(out / "samples.jsonl")
+            self.assertEqual(samples[-1]["answer"], said.removesuffix("\n"), name)
+            (picture,) = samples[0]["images"]
+            file = base64.b64decode(picture.removeprefix("data:image/png;base64,"), validate=True)
+            self.assertTrue(file.startswith(b"\x89PNG"))
+            self.assertNotIn("images", samples[-1])
+            page = self.succeed("report", out, "--out", self.folder / f"{name}.html")
+            self.assertIn(picture, (self.folder / f"{name}.html").read_text(), page)
+
     def test_preferences_about_images_are_the_references(self):
         for name in ("qwen3_vl", "mllama"):
             folder, adapter, rows, metrics = self.family(name)
@@ -71,8 +97,9 @@ class Vision(Seeing):
             file = write_rows(rows.with_name("pairs.jsonl"), pairs)
             common = (
                 folder, file, "--adapter_name_or_path", adapter, "--per_device_train_batch_size", 2,
-                "--gradient_accumulation_steps", 1, "--max_steps", 8, "--learning_rate", 0.001, "--lr_scheduler_type", "cosine", "--warmup_steps", 2, "--weight_decay", 0.01,
-                "--data.shuffle", "false", "--optim", "adamw_torch",
+                "--gradient_accumulation_steps", 1, "--max_steps", 8, "--learning_rate", 0.001, "--lr_scheduler_type",
+                "cosine", "--warmup_steps", 2, "--weight_decay", 0.01, "--data.shuffle", "false", "--optim",
+                "adamw_torch",
             )  # fmt: skip
             for shares in ("true", "false"):
                 out = self.train(*common, "--objective", "dpo", "--share_prompt", shares, out=f"{name}-{shares}")
