@@ -58,6 +58,7 @@ std::string longest_named(const std::vector<session::SeenPrompt>& prompts, const
 struct AnswerSizes {
     int64_t rows = 1, pass_tokens = 1, context = 1;
     int64_t patches = 0;  ///< of the largest image; 0: there is none
+    int64_t image_room = 0;
     placement::CacheSize cache;
 };
 
@@ -87,6 +88,9 @@ AnswerSizes sizes_of(const config::LoadedConfig& loaded, const engine_api::Gener
     sizes.pass_tokens = std::max(sizes.pass_tokens, sizes.rows);
     if (request.chat) sizes.patches = sight.most_patches(sizes.pass_tokens);
     for (const session::SeenPrompt& prompt : prompts) sizes.patches = std::max(sizes.patches, prompt.patches());
+    int64_t images = 0;  // of a prompt
+    for (const session::SeenPrompt& prompt : prompts) images = std::max(images, prompt.image_count());
+    if (sizes.patches > 0) sizes.image_room = sight.image_room(sizes.pass_tokens, sizes.rows, images);
     sizes.cache = answer_cache(loaded, request, spec, sizes.rows, sizes.context);
     return sizes;
 }
@@ -275,10 +279,9 @@ void run_generate(const config::LoadedConfig& given, const engine_api::GenerateR
             throw Error("option.out-of-range",
                         cat("--logit_bias: id ", id, ", the model has ", opened.file->spec.vocab_size));
     const AnswerSizes sizes = sizes_of(loaded, request, opened.file->spec, prompts, sight);
-    const session::LoadedModel model =
-        session::load_for_inference(loaded, opened, sizes.pass_tokens, sizes.rows, sizes.rows,
-                                    /*fewest_tokens=*/1, sizes.cache, request.adapters, {},
-                                    {sizes.patches, sizes.patches > 0 ? sizes.pass_tokens : 0});
+    const session::LoadedModel model = session::load_for_inference(
+        loaded, opened, sizes.pass_tokens, sizes.rows, sizes.rows,
+        /*fewest_tokens=*/1, sizes.cache, request.adapters, {}, {sizes.patches, sizes.image_room});
     generate::DecoderOptions options;
     if (!request.chat && !request.stream) options.prefill_tokens = sizes.pass_tokens;  // nobody reads along
     generate::Decoder decoder(*model.ctx, *model.model, options);

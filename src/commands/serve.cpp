@@ -226,7 +226,8 @@ void run_serve(const config::LoadedConfig& given, const GenerateRequest& answers
     Servers servers(request, gate.handler());
     const session::LoadedModel model = session::load_for_inference(
         loaded, opened, sizes.pass_tokens, sizes.rows + sizes.singly, sizes.pass_tokens,
-        /*fewest_tokens=*/1, sizes.cache, {}, slots, {sizes.patches, sizes.patches > 0 ? sizes.pass_tokens : 0});
+        /*fewest_tokens=*/1, sizes.cache, {}, slots,
+        {sizes.patches, sizes.patches > 0 ? sight.image_room(sizes.pass_tokens, sizes.rows, /*images=*/0) : 0});
 
     const std::string name = request.served_model_name.empty() ? loaded.config.model.path : request.served_model_name;
     serve::Metrics metrics(name);

@@ -248,7 +248,7 @@ constexpr Explained explained[] = {
      {"The model's image processor has a setting that is not implemented.",
       "Use a model whose processor is implemented, or remove the setting if it was changed by hand."}},
     {"image.count",
-     {"A row or prompt has more images than places for them, or fewer.",
+     {"A row or prompt has more images than places for them, or fewer; or a prompt has more than there is room for.",
       "Give each place, an image part or `<image>` in a text, one image of the column images, in order."}},
     {"image.outside-root",
      {"The path of an image leads out of its folder.",

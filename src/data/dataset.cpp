@@ -152,6 +152,13 @@ Dataset Dataset::subset(const std::vector<int64_t>& places) const {
     return Dataset(store_, std::move(rows), stats_);
 }
 
+/// A data set of rows that were made of this one's.
+Dataset Dataset::of(StorePart&& rows) const {
+    auto store = std::make_shared<Store>(std::move(rows));
+    store->vision = store_->vision;
+    return Dataset(std::move(store), stats_);
+}
+
 Dataset Dataset::with_foreign_answers(int64_t longest) const {
     if (size() < 2)
         throw Error("data.too-few-rows", cat("training.objective kto needs two rows at least, found ", size()),
@@ -179,13 +186,19 @@ Dataset Dataset::with_foreign_answers(int64_t longest) const {
             row.positions.push_back(static_cast<int32_t>(t - own.ids.size()));
         const auto first = static_cast<int32_t>(own.ids.size()), second = static_cast<int32_t>(row.ids.size()) - first;
         row.segments = {{0, first}, {first, second}};
+        for (const int32_t begin : {0, first})  // images are the prompt's
+            for (std::size_t image = 0; image < own.images.size(); ++image) {
+                row.images.push_back(own.images[image]);
+                row.images.back().first += begin;
+                row.sources.push_back(own.sources[image]);
+            }
         row.targets = count_targets(row.labels, row.segments);
         row.truncated = record.has(RowRecord::truncated);
         row.desirable = own.desirable;
         part.append(row, own.row, record.source);
         before = own;
     }
-    return Dataset(std::make_shared<Store>(std::move(part)), stats_);
+    return of(std::move(part));
 }
 
 Dataset Dataset::with_shared_prompts() const {
@@ -206,6 +219,16 @@ Dataset Dataset::with_shared_prompts() const {
         };
         while (record.segments == 2 && shared < std::min(second, length - second) && of_prompt(shared)) ++shared;
         if (shared == length - second) shared = 0;  // an answer of its own is needed
+        // Where layers read an image's features, each segment is to have its own.
+        const bool embeds = store_->vision && store_->vision->three_axes;
+        if (!own.images.empty() && !embeds) shared = 0;
+        const auto last_shared = [&](const Image& image) { return image.first >= second + shared; };
+        if (std::ranges::any_of(own.images, last_shared)) shared = 0;
+        for (std::size_t image = 0; image < own.images.size(); ++image) {
+            if (shared > 0 && own.images[image].first >= second) break;
+            row.images.push_back(own.images[image]);
+            row.sources.push_back(own.sources[image]);
+        }
         for (auto* values : {&row.ids, &row.labels, &row.positions})
             values->erase(values->begin() + second, values->begin() + second + shared);
         if (shared > 0)
@@ -214,7 +237,7 @@ Dataset Dataset::with_shared_prompts() const {
         row.targets = record.targets;
         part.append(row, own.row, record.source);
     }
-    return Dataset(std::make_shared<Store>(std::move(part)), stats_);
+    return of(std::move(part));
 }
 
 Dataset Dataset::with_learnt_prompts() const {
@@ -223,14 +246,17 @@ Dataset Dataset::with_learnt_prompts() const {
         const RowRecord& record = store_->record(rows_[static_cast<std::size_t>(i)]);
         const Sample own = sample(i);
         FormattedRow row{own.ids, own.labels, own.positions, own.segments};
+        row.images = own.images;
+        row.sources = own.sources;
+        const int32_t image_token = own.images.empty() ? -1 : store_->vision->image_token;
         for (std::size_t t = 1; t < row.labels.size() && row.labels[t] == ignore_label; ++t)
-            row.labels[t] = prompt_label(row.ids[t]);
+            if (row.ids[t] != image_token) row.labels[t] = prompt_label(row.ids[t]);
         row.targets = count_targets(row.labels, row.segments);
         row.truncated = record.has(RowRecord::truncated);
         row.desirable = own.desirable;
         part.append(row, own.row, record.source);
     }
-    return Dataset(std::make_shared<Store>(std::move(part)), stats_);
+    return of(std::move(part));
 }
 
 int64_t Dataset::keys(int64_t i) const {

@@ -248,17 +248,13 @@ void RowFormatter::check_kind() const {
 FormattedRow RowFormatter::format(const Json& row, const std::filesystem::path& folder) const {
     const bool talks = format_ == config::DataFormat::messages || format_ == config::DataFormat::sharegpt ||
                        format_ == config::DataFormat::prompt_completion;
-    return talks && has_image_places(row) ? with_images(row, folder) : without_images(row);
-}
-
-FormattedRow RowFormatter::without_images(const Json& row) const {
     switch (config::traits_of(options_.objective).examples) {
         case config::ExampleKind::targets:
-            return supervised(row);
+            return talks && has_image_places(row) ? with_images(row, folder) : supervised(row);
         case config::ExampleKind::pairs:
-            return pair(row);
+            return pair(row, folder);
         case config::ExampleKind::judged:
-            return judged(row);
+            return judged(row, folder);
         case config::ExampleKind::decisions:
             return decision(row);
         case config::ExampleKind::prompts:
@@ -276,7 +272,8 @@ void RowFormatter::require_encoder() const {
 }
 
 /// A row {prompt, completion} of which the completion is learnt.
-FormattedRow RowFormatter::answer(const Json& row) const {
+FormattedRow RowFormatter::answer(const Json& row, const std::filesystem::path& folder) const {
+    if (has_image_places(row)) return with_images(row, folder);
     const Json& completion = required(row, "completion", format_);
     std::vector<bool> learnt;
     if (!is_ids(completion)) {

@@ -292,6 +292,11 @@ void RowFormatter::shorten_prompts(std::initializer_list<FormattedRow*> answers)
     }
     std::vector<std::size_t> prompts;
     for (FormattedRow* row : answers) {
+        if (!row->images.empty())
+            throw BadRow{"data.row-too-long",
+                         cat("the row has images and ", row->ids.size(), " tokens, and model.max_seq_length is ", limit,
+                             ": preference.max_prompt_length would cut its prompt"),
+                         "Raise model.max_seq_length, or leave max_prompt_length out."};
         const auto target =
             std::find_if(row->labels.begin(), row->labels.end(), [](int32_t label) { return label != ignore_label; });
         const auto prompt = static_cast<std::size_t>(target - row->labels.begin()), kept = std::min(prompt, most);
@@ -315,20 +320,21 @@ void RowFormatter::shorten_prompts(std::initializer_list<FormattedRow*> answers)
     }
 }
 
-FormattedRow RowFormatter::pair(const Json& row) const {
-    if (options_.max_prompt_length == 0) return joined(both_answers(row));
-    std::pair<FormattedRow, FormattedRow> answers = without_bounds().both_answers(row);
+FormattedRow RowFormatter::pair(const Json& row, const std::filesystem::path& folder) const {
+    if (options_.max_prompt_length == 0) return joined(both_answers(row, folder));
+    std::pair<FormattedRow, FormattedRow> answers = without_bounds().both_answers(row, folder);
     shorten_prompts({&answers.first, &answers.second});
     return joined(answers);
 }
 
-std::pair<FormattedRow, FormattedRow> RowFormatter::both_answers(const Json& row) const {
+std::pair<FormattedRow, FormattedRow> RowFormatter::both_answers(const Json& row,
+                                                                 const std::filesystem::path& folder) const {
     if (takes_sections(row)) return {instructed(row, "chosen"), instructed(row, "rejected")};
     const Pair sides = pair_of(row, [&](const std::string& a, const std::string& b) {
         require_encoder();
         return encoder_->common_prompt(a, b);
     });
-    return {answer(sides.chosen), answer(sides.rejected)};
+    return {answer(sides.chosen, folder), answer(sides.rejected, folder)};
 }
 
 FormattedRow RowFormatter::joined(const std::pair<FormattedRow, FormattedRow>& answers) const {
@@ -357,6 +363,11 @@ FormattedRow RowFormatter::joined(const std::pair<FormattedRow, FormattedRow>& a
         for (std::size_t t = 0; t < side->ids.size(); ++t) both.positions.push_back(static_cast<int32_t>(t));
     const auto first = static_cast<int32_t>(chosen.ids.size()), second = static_cast<int32_t>(rejected.ids.size());
     both.segments = {{0, first}, {first, second}};
+    for (Image image : rejected.images) {
+        image.first += first;
+        both.images.push_back(std::move(image));
+    }
+    both.sources.insert(both.sources.end(), rejected.sources.begin(), rejected.sources.end());
     both.truncated = chosen.truncated || rejected.truncated;
     both.too_long = chosen.too_long || rejected.too_long;
     both.targets = chosen.targets + rejected.targets;
@@ -364,9 +375,9 @@ FormattedRow RowFormatter::joined(const std::pair<FormattedRow, FormattedRow>& a
     return both;
 }
 
-FormattedRow RowFormatter::judged(const Json& given) const {
+FormattedRow RowFormatter::judged(const Json& given, const std::filesystem::path& folder) const {
     if (options_.max_prompt_length > 0) {
-        FormattedRow result = without_bounds().judged(given);
+        FormattedRow result = without_bounds().judged(given, folder);
         shorten_prompts({&result});
         return result;
     }
@@ -380,7 +391,7 @@ FormattedRow RowFormatter::judged(const Json& given) const {
                          : judged_of(given);
     if (says_nothing(required(row, "completion", config::DataFormat::prompt_completion)))
         throw BadRow{"data.empty-answer", "the completion is empty", "A verdict is on something that is said."};
-    FormattedRow result = answer(row);
+    FormattedRow result = answer(row, folder);
     result.desirable = verdict_of(row);
     return result;
 }

@@ -199,11 +199,6 @@ FormattedRow RowFormatter::with_images(Json row, const std::filesystem::path& fo
     if (!options_.vision)
         throw BadRow{"image.text-model", "the row has images, and the model reads text alone",
                      "Choose a model with a vision tower, or remove the images from the rows."};
-    if (options_.objective != config::Objective::sft)
-        throw BadRow{"data.wrong-objective",
-                     cat("the row has images, which training.objective ", config::traits_of(options_.objective).name,
-                         " does not learn from"),
-                     "training.objective sft does."};
     const VisionRows& vision = *options_.vision;
     if (!vision.missing.empty())
         throw BadRow{"image.processor", cat("the row has images, and ", vision.missing),
@@ -218,8 +213,16 @@ FormattedRow RowFormatter::with_images(Json row, const std::filesystem::path& fo
         images.push_back({.grid_h = grid.height, .grid_w = grid.width});
     }
     std::vector<bool> learnt;
-    EncodedRow ids = conversation(row, learnt);
+    const bool learns_text = config::traits_of(options_.objective).examples == config::ExampleKind::targets;
+    EncodedRow ids = learns_text ? conversation(row, learnt) : encode_prompt_completion(row, learnt);
     expand_images(ids, std::move(images), vision);
+    std::size_t answer = 0;  // earlier turns of the prompt are not learnt
+    while (answer < learnt.size() && !learnt[answer]) ++answer;
+    if (!learns_text && answer < ids.trained.size() && ids.images.back().first >= ids.trained[answer].first)
+        throw BadRow{"data.wrong-objective",
+                     cat("the answer has an image, which training.objective ",
+                         config::traits_of(options_.objective).name, " does not compare"),
+                     "Images are part of the prompt, which both answers share."};
     ids.sources = std::move(sources);
     return encoded(std::move(ids), learnt);
 }

@@ -38,30 +38,47 @@ std::string describe(const VisionRows& vision) {
 }
 
 std::vector<int32_t> axes_of(const Sample& row, const VisionRows& vision) {
-    UNSLOTH_CHECK(row.segments.size() <= 1, "images in a row of ", row.segments.size(), " segments");
     std::vector<int32_t> axes;
     axes.reserve(row.ids.size() * 3);
     int32_t next = 0;
     std::size_t t = 0;
+    auto image = row.images.begin();
     const auto text_until = [&](std::size_t end) {
         for (; t < end; ++t, ++next) axes.insert(axes.end(), 3, next);
     };
-    for (const Image& image : row.images) {
-        text_until(static_cast<std::size_t>(image.first));
-        const int32_t height = image.grid_h / vision.processor.merge, width = image.grid_w / vision.processor.merge;
-        for (int32_t y = 0; y < height; ++y)
-            for (int32_t x = 0; x < width; ++x, ++t) axes.insert(axes.end(), {next, next + y, next + x});
-        next += std::max(height, width);
+    const Segments segments = listed(row.segments, row.ids.size());
+    for (const Segment& segment : segments) {
+        next = 0;
+        if (segment.shared > 0) {  // it goes on where these tokens of its owner end
+            const auto first =
+                axes.begin() + std::ptrdiff_t{3} * segments[static_cast<std::size_t>(segment.owner)].begin;
+            next = *std::max_element(first, first + std::ptrdiff_t{3} * segment.shared) + 1;
+        }
+        for (; image != row.images.end() && image->first < segment.end(); ++image) {
+            text_until(static_cast<std::size_t>(image->first));
+            const int32_t height = image->grid_h / vision.processor.merge,
+                          width = image->grid_w / vision.processor.merge;
+            for (int32_t y = 0; y < height; ++y)
+                for (int32_t x = 0; x < width; ++x, ++t) axes.insert(axes.end(), {next, next + y, next + x});
+            next += std::max(height, width);
+        }
+        text_until(static_cast<std::size_t>(segment.end()));
     }
-    text_until(row.ids.size());
     return axes;
 }
 
 void load_pixels(std::vector<Sample>& rows, const VisionRows& vision) {
     std::vector<std::pair<Image*, const ImageSource*>> wanted;
+    std::vector<std::pair<Image*, const Image*>> again;  // the two answers of a pair see the same images
     for (Sample& row : rows)
-        for (std::size_t i = 0; i < row.sources.size(); ++i)
-            if (!row.images.at(i).pixels) wanted.emplace_back(&row.images[i], &row.sources[i]);
+        for (std::size_t i = 0; i < row.sources.size(); ++i) {
+            if (row.images.at(i).pixels) continue;
+            const auto before = std::ranges::find(row.sources, row.sources[i]);
+            if (const auto first = static_cast<std::size_t>(before - row.sources.begin()); first < i)
+                again.emplace_back(&row.images[i], &row.images[first]);
+            else
+                wanted.emplace_back(&row.images[i], &row.sources[i]);
+        }
     parallel_ranges(static_cast<int64_t>(wanted.size()), 1, [&](int64_t begin, int64_t end) {
         for (int64_t i = begin; i < end; ++i) {
             const auto [image, source] = wanted[static_cast<std::size_t>(i)];
@@ -73,6 +90,7 @@ void load_pixels(std::vector<Sample>& rows, const VisionRows& vision) {
             image->pixels = std::make_shared<const std::vector<uint8_t>>(std::move(pixels.values));
         }
     });
+    for (const auto& [image, first] : again) image->pixels = first->pixels;
 }
 
 }  // namespace unsloth::data

@@ -4,6 +4,7 @@
 
 #include "unsloth/generate/decoder.h"
 #include "unsloth/generate/prompt_images.h"
+#include "unsloth/model/tile_tower.h"
 #include "unsloth/ops/paged_attention.h"
 
 namespace unsloth::generate {
@@ -29,7 +30,7 @@ void add_axes(const Sequence& s, int64_t t, std::vector<int32_t>& axes_T3) {
 /// The images of this part, whose first token is number `first` of the pass.
 void add_images(const ScheduledChunk& part, int64_t first, std::vector<data::Image>& to) {
     const Sequence& s = *part.sequence;
-    if (!s.request.images) return;
+    if (!s.request.images || s.slot >= 0) return;
     for (std::size_t i = 0; i < s.request.images->images.size(); ++i) {
         if (!PromptImages::lies_in(s.request.images->places[i], s.cached, s.cached + part.count)) continue;
         data::Image& image = to.emplace_back(s.request.images->images[i]);
@@ -61,6 +62,31 @@ void pad(model::CachedPass& pass, int64_t most) {
 
 bool rates_prompt_at(const Sequence& s, int64_t t) {
     return s.request.prompt_logprobs && t + 1 < static_cast<int64_t>(s.request.prompt.size());
+}
+
+void see_slots(const std::vector<ScheduledChunk>& parts, const spec::VisionSpec& tower, int64_t slots,
+               model::CachedPass& pass) {
+    const auto has_images = [](const ScheduledChunk& part) { return part.sequence->slot >= 0; };
+    if (std::ranges::none_of(parts, has_images)) return;
+    const int64_t features = tower.tiles->features();
+    auto sight = std::make_shared<model::ImageSight>();
+    sight->rows = slots * features;
+    for (const ScheduledChunk& part : parts) {
+        const Sequence& s = *part.sequence;
+        if (s.slot < 0) {
+            sight->add_tokens(nullptr, s.cached, part.count);
+            continue;
+        }
+        const std::vector<data::Image>& images = s.request.images->images;
+        const model::RowSight row = model::row_sight(tower, images, s.slot * features, 0, INT32_MAX);
+        const auto first = static_cast<int32_t>(sight->attends.size());
+        sight->add_tokens(&row, s.cached, part.count);
+        if (!part.sees) continue;
+        sight->segments.push_back({first, s.slot * features, row.rows, s.request.adapter});
+        sight->places.insert(sight->places.end(), row.places.begin(), row.places.end());
+        pass.seen_now.insert(pass.seen_now.end(), images.begin(), images.end());
+    }
+    pass.sight = std::move(sight);
 }
 
 model::CachedPass pass_of(const std::vector<ScheduledChunk>& parts, int64_t context, bool names_adapters) {

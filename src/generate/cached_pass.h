@@ -18,4 +18,8 @@ model::CachedPass pass_of(const std::vector<ScheduledChunk>& parts, int64_t cont
 /// where it lies already.
 void pad(model::CachedPass& pass, int64_t most);
 
+/// What the pass' tokens see of features in `slots` of a model whose layers cross, and which images the tower sees now.
+void see_slots(const std::vector<ScheduledChunk>& parts, const spec::VisionSpec& tower, int64_t slots,
+               model::CachedPass& pass);
+
 }  // namespace unsloth::generate

@@ -34,6 +34,7 @@ SchedulerLimits limits_of(const model::Model& model, const DecoderOptions& optio
     limits.prefill_tokens = options.prefill_tokens;
     limits.prefill_policy = options.prefill_policy;
     limits.segments = sizes.segments;
+    if (sizes.patches > 0 && model.spec().vision->tiles) limits.image_slots = sizes.image_tokens;
     if (is_dynamic(model)) limits.rows = 1, limits.shares_prefixes = false;
     return limits;
 }
@@ -263,8 +264,10 @@ Decoder::Issued Decoder::issue(const std::vector<ScheduledChunk>& parts, const a
     const int64_t adapters = model_.sizes().adapters;
     const bool names_adapters = adapters > 1 || (adapters == 1 && !std::all_of(parts.begin(), parts.end(), has_first));
     model::CachedPass pass = pass_of(parts, context_, names_adapters);
+    if (const int64_t slots = scheduler_.image_slots(); slots > 0)
+        see_slots(parts, model_.spec().vision.value(), slots, pass);
     // Recordings are for shapes that come again: rows that leave do not make another one.
-    if (pads_) pad(pass, std::min(model_.sizes().segments, model_.sizes().tokens));
+    if (pads_ && !pass.sight) pad(pass, std::min(model_.sizes().segments, model_.sizes().tokens));
     if (ids.defined()) pass.ids = ids_ahead(parts, pass.batch.tokens(), ids);
     const int64_t recorded = model_.counts().recorded;
     RatedRows rated;
@@ -281,7 +284,8 @@ Decoder::Issued Decoder::issue(const std::vector<ScheduledChunk>& parts, const a
     });
     const bool waits =
         std::any_of(parts.begin(), parts.end(), [](const ScheduledChunk& part) { return part.decodes(); });
-    issued.is_timed = on_pass_ && waits && pass.batch.images.empty() && model_.counts().recorded == recorded;
+    issued.is_timed =
+        on_pass_ && waits && pass.batch.images.empty() && !pass.sight && model_.counts().recorded == recorded;
     issued.ids = issued.ids_C, issued.logprobs = issued.logprobs_C;
     if (!issued.rated.empty()) rated.take(issued.rated_logprobs, issued.top_ids, issued.top_logprobs);
     if (ctx_.is_cuda()) {
@@ -380,7 +384,8 @@ void require_finite(const Completion& answer, const std::string& what) {
 
 int64_t cache_bytes_per_token(const spec::ModelSpec& spec, at::ScalarType dtype, bool in_8_bit) {
     const int64_t head = in_8_bit ? spec.head_dim + 1 : spec.head_dim * static_cast<int64_t>(c10::elementSize(dtype));
-    return 2 * spec.num_layers * spec.num_kv_heads * head;
+    const auto layers = std::ranges::count(spec.layers, false, &spec::LayerSpec::crosses);
+    return 2 * layers * spec.num_kv_heads * head;
 }
 
 }  // namespace unsloth::generate

@@ -49,6 +49,11 @@ int64_t PromptImages::longest_image() const {
     return most;
 }
 
+int64_t room_for_tiled(int64_t rows, int64_t images) {
+    constexpr int64_t usual = 8;
+    return images == 0 ? usual : std::max(images, std::min(usual, rows * images));
+}
+
 const PromptImages::Place* PromptImages::cut_by(int64_t end) const {
     const auto cut = std::ranges::find_if(places, [&](const Place& p) { return p.first < end && end < p.end(); });
     return cut == places.end() ? nullptr : &*cut;

@@ -28,7 +28,7 @@ void sort_parts(std::vector<ScheduledChunk>& parts) {
 }  // namespace
 
 Scheduler::Scheduler(const SchedulerLimits& limits, int64_t pages, int64_t page_tokens)
-    : limits_(limits), pool_(pages, page_tokens) {
+    : limits_(limits), pool_(pages, page_tokens), slots_(limits.image_slots) {
     UNSLOTH_CHECK(limits.rows > 0 && limits.pass_tokens >= limits.rows && limits.prefill_tokens > 0, "a pass of ",
                   limits.pass_tokens, " tokens in ", limits.rows, " rows");
     if (pages_for(limits.context, page_tokens) > pages)
@@ -50,6 +50,10 @@ int64_t Scheduler::add(Request request) {
         throw Error("image.too-large",
                     cat("an image takes ", image, " tokens, and passes have room for ", longest_image(), " of one"),
                     "Raise --max_num_batched_tokens, or make the image smaller.");
+    if (const auto images = request.images ? std::ssize(request.images->images) : 0; images > most_images())
+        throw Error("image.count",
+                    cat("the prompt has ", images, " images, and there is room for ", most_images(), " at a time"),
+                    "Ask about fewer at a time.");
     auto sequence = std::make_unique<Sequence>();
     sequence->number = added_++;
     sequence->ids = request.prompt;
@@ -81,6 +85,19 @@ void Scheduler::release(Sequence& s) {
     s.pages.clear();
     s.texts.clear();
     s.cached = 0;
+    if (s.slot >= 0) slots_.release(std::exchange(s.slot, -1));
+}
+
+/// False: its images find no slots beside those of others.
+bool Scheduler::hold_images(Sequence& s) {
+    if (limits_.image_slots == 0 || !s.request.images) return true;
+    const BlockAllocator::PrefixHash made_by = s.beginning();
+    ImageSlots::Key key = {static_cast<int32_t>(made_by), static_cast<int32_t>(made_by >> 32U)};
+    for (const PromptImages::Place& place : s.request.images->places)
+        key.insert(key.end(), place.content.begin(), place.content.end());
+    const auto slot = slots_.acquire(key, std::ssize(s.request.images->images));
+    if (slot) s.slot = *slot;
+    return slot.has_value();
 }
 
 void Scheduler::preempt_last() {
@@ -149,8 +166,9 @@ std::vector<int32_t> Scheduler::page_contents(const Sequence& s, int64_t page) c
     const int64_t first = page * pool_.page_tokens(), end = first + pool_.page_tokens();
     std::vector<int32_t> contents(s.ids.begin() + first, s.ids.begin() + end);
     if (!s.request.images) return contents;
+    const bool crosses = limits_.image_slots > 0;  // tokens before the images see them too
     for (const PromptImages::Place& place : s.request.images->places) {
-        if (!PromptImages::lies_in(place, first, end)) continue;
+        if (crosses ? page > 0 : !PromptImages::lies_in(place, first, end)) continue;
         contents.push_back(place.first - static_cast<int32_t>(first));
         contents.insert(contents.end(), place.content.begin(), place.content.end());
     }
@@ -160,7 +178,7 @@ std::vector<int32_t> Scheduler::page_contents(const Sequence& s, int64_t page) c
 /// So many tokens, or fewer, so that no image is cut; where one is the first thing to come, more, up to `most`. Notes
 /// the images among them: also of one whose beginning is cached all features are made.
 int64_t Scheduler::with_whole_images(const Sequence& s, int64_t count, int64_t most, Seen& seen) const {
-    if (!s.request.images) return count;
+    if (!s.request.images || limits_.image_slots > 0) return count;
     const PromptImages& images = *s.request.images;
     int64_t end = s.cached + count;
     if (const PromptImages::Place* const cut = images.cut_by(end)) {
@@ -207,6 +225,7 @@ bool Scheduler::is_being_computed(const Sequence& s) const {
 /// False: it does not fit yet, or waits for a beginning that it shares.
 bool Scheduler::admit(Sequence& s) {
     s.policy = policy_;
+    if (!hold_images(s)) return false;
     if (limits_.shares_prefixes && !s.request.prompt_logprobs) {  // which needs every token's logits
         share_prefix(s);
         if (is_being_computed(s)) {
@@ -230,6 +249,18 @@ void Scheduler::take_in_prompts(std::vector<ScheduledChunk>& parts) {
         add_prompts(parts, std::min(left, limits_.prefill_tokens));
 }
 
+/// Sorts them, and says which of them have images whose keys nobody made yet.
+void Scheduler::finish_parts(std::vector<ScheduledChunk>& parts) const {
+    sort_parts(parts);
+    std::vector<int64_t> seen;
+    for (ScheduledChunk& part : parts) {
+        const int64_t slot = part.sequence->slot;
+        if (slot < 0 || slots_.has_keys(slot) || std::ranges::find(seen, slot) != seen.end()) continue;
+        part.sees = true;
+        seen.push_back(slot);
+    }
+}
+
 std::vector<ScheduledChunk> Scheduler::next_pass() {
     std::vector<ScheduledChunk> parts;
     add_decoding(parts);
@@ -240,7 +271,7 @@ std::vector<ScheduledChunk> Scheduler::next_pass() {
     }
     UNSLOTH_CHECK(!parts.empty() || (running_.empty() && waiting_.empty()), "no page is left for ", running_.size(),
                   " running and ", waiting_.size(), " waiting sequences");
-    sort_parts(parts);
+    finish_parts(parts);
     return parts;
 }
 
@@ -262,7 +293,7 @@ std::vector<ScheduledChunk> Scheduler::schedule_async(std::span<Sequence* const>
     if (pages > pool_.free()) return {};
     for (const ScheduledChunk& part : parts) make_room(*part.sequence, 1);
     take_in_prompts(parts);
-    sort_parts(parts);
+    finish_parts(parts);
     return parts;
 }
 
@@ -270,6 +301,7 @@ void Scheduler::computed(const std::vector<ScheduledChunk>& parts) {
     for (const ScheduledChunk& part : parts) {
         Sequence& s = *part.sequence;
         s.cached += part.count;
+        if (part.sees) slots_.note_keys(s.slot);
         if (!limits_.shares_prefixes) continue;
         for (auto page = static_cast<int64_t>(s.texts.size()); (page + 1) * pool_.page_tokens() <= s.cached; ++page)
             s.texts.push_back(

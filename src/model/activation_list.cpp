@@ -32,7 +32,7 @@ std::vector<Buffer> ActivationList::buffers(const std::vector<Alike>& layers, Ac
             saved(layer, to.layers[i], to.moved[i]);
         else if (receives(layer))
             border(layer, to.layers[i].x_tD);
-        if (sizes_.cache_tokens > 0) cache(layer, to.caches[i]);
+        if (sizes_.cache_tokens > 0 && !spec_.crosses(layer)) cache(layer, to.caches[i]);
     }
     if (stage.last())
         own({"layer inputs", "x out", {slice_, spec_.hidden_size}, dtype_, memory::forward | memory::head, Rows::slice},
@@ -95,14 +95,17 @@ void ActivationList::add(Buffer buffer, at::Tensor& tensor) {
 
 /// Of a layer that crosses, in the place of qkv. Without images it is passed by, and has none.
 template <class Statistic, class Matrix>
-void ActivationList::cross(LayerSaved& a, const Statistic& statistic, const Matrix& matrix, bool kept) {
+void ActivationList::cross(int64_t layer, LayerSaved& a, const Statistic& statistic, const Matrix& matrix, bool kept) {
     const int64_t rows = sizes_.image_rows(spec_), t = sizes_.tokens, kv = spec_.kv_size();
     if (rows == 0) return;
     statistic("u_cross_q", {t, layout_[Group::cross_q].r}, dtype_, kept, a.u_qkv_TR, Rows::tokens);
     matrix("q_raw", spec_.q_size(), kept, a.qk_raw_TN);
     statistic("rstd_q", {t, spec_.num_heads}, at::kFloat, kept, a.rstd_q_TH, Rows::tokens);
     matrix("q", spec_.q_size(), kept, a.qkv_TN);
-    statistic("image keys", {rows, 2 * kv}, dtype_, kept, a.cross.kv_SN, Rows::fixed);
+    if (sizes_.cache_tokens > 0)  // made once, and read by all passes of an answer
+        own({"kv cache", of_layer("image keys", layer), {rows, 2 * kv}, dtype_, memory::always}, a.cross.kv_SN);
+    else
+        statistic("image keys", {rows, 2 * kv}, dtype_, kept, a.cross.kv_SN, Rows::fixed);
     statistic("image keys before their norm", {rows, kv}, dtype_, kept, a.cross.k_raw_SN, Rows::fixed);
     statistic("rstd_k of images", {rows, spec_.num_kv_heads}, at::kFloat, kept, a.cross.rstd_k_SK, Rows::fixed);
 }
@@ -157,7 +160,7 @@ void ActivationList::saved(int64_t i, LayerSaved& a, MovedLayer& moved) {
     statistic("rstd1", {slice_}, at::kFloat, rest, a.rstd1_t, Rows::slice);
     const bool crosses = spec_.crosses(i);
     if (crosses)
-        cross(a, statistic, matrix, rest);
+        cross(i, a, statistic, matrix, rest);
     else
         statistic("u_qkv", {t, layout_[Group::qkv].r}, dtype_, rest, a.u_qkv_TR);
     if (spec_.qk_norm && !crosses) {
@@ -334,14 +337,7 @@ void ActivationList::tokens(TokenBuffers& b, std::vector<at::Tensor>& objective)
     }
     const auto by_axes = [](const spec::RopeSpec& rope) { return rope.by_axes(); };
     if (std::ranges::any_of(spec_.ropes, by_axes)) ints("positions on axes", 3 * t, b.axes);
-    if (const int64_t rows = sizes_.image_rows(spec_); rows > 0) {
-        if (sizes_.dropout) {
-            ints("rows of features", rows, b.feature_row_S);
-            ints("offsets of features", rows, b.feature_offset_S);
-        }
-        own({"tokens", "tokens that see images", {t}, at::kFloat, memory::always, Rows::tokens}, b.attends_T);
-        own({"tokens", "tokens behind images", {t}, at::kFloat, memory::always, Rows::tokens}, b.adds_T);
-    }
+    if (sizes_.image_rows(spec_) > 0) sight(b);
     if (sizes_.noise) own({"tokens", "noise", {t}, at::kFloat, memory::always, Rows::tokens}, b.noise_T);
     ints("target index", sizes_.head_rows, b.target_index_n);
     ints("target ids", sizes_.head_rows, b.target_ids_n);

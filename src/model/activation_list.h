@@ -92,7 +92,7 @@ class ActivationList {
 
     void saved(int64_t i, LayerSaved& a, MovedLayer& moved);
     template <class Statistic, class Matrix>
-    void cross(LayerSaved& a, const Statistic& statistic, const Matrix& matrix, bool kept);
+    void cross(int64_t layer, LayerSaved& a, const Statistic& statistic, const Matrix& matrix, bool kept);
 
     /// The most columns of a dense MLP's activation, with its adapters'; 0: every layer has experts.
     int64_t mlp_columns() const {
@@ -119,6 +119,7 @@ class ActivationList {
 
     void tokens(TokenBuffers& b, std::vector<at::Tensor>& objective);
 
+    void sight(TokenBuffers& b);
     void vision(const spec::VisionSpec& tower, VisionBuffers& b);
     void tower_backward(const spec::VisionSpec& tower, VisionBuffers& b);
     void tiles(const spec::VisionSpec& tower, const spec::TilesSpec& tiles, VisionBuffers& b);

@@ -34,14 +34,15 @@ GroupContext of_features(const LayerContext& c) {
     GroupContext group = c.group;
     group.row_T = c.tokens.feature_row_S;
     group.offset_T = c.tokens.feature_offset_S;
+    group.adapter_T = c.tokens.feature_adapter_S;
     return group;
 }
 
 /// The features and their adapters' columns, which are the layer's own from here on.
-Activation features_of(const LayerContext& c, const weights::LayerWeights& w) {
-    const weights::MatrixGroup& layout = c.group.layout[Group::cross_kv];
-    const Activation features{c.tokens.features_full.narrow(1, 0, layout.inputs())};
-    fill_adapter_columns(of_features(c), Group::cross_kv, w[Group::cross_kv], features, {});
+Activation features_of(const LayerContext& c, const weights::LayerWeights& w, const GroupContext& group,
+                       const at::Tensor& features_full) {
+    const Activation features{features_full.narrow(1, 0, c.group.layout[Group::cross_kv].inputs())};
+    fill_adapter_columns(group, Group::cross_kv, w[Group::cross_kv], features, {});
     return features;
 }
 
@@ -59,13 +60,25 @@ void make_queries(const LayerContext& c, const weights::LayerWeights& w, const L
                            c.spec.rms_norm_eps, query_heads(c, a.qkv_TN), a.rstd_q_TH);
 }
 
-void make_keys(const LayerContext& c, const weights::LayerWeights& w, const LayerSaved& a) {
-    const at::Tensor kv_SN = seen(c, a.cross.kv_SN), k_raw_SN = seen(c, a.cross.k_raw_SN);
-    linear_forward(c.group, Group::cross_kv, w[Group::cross_kv], features_of(c, w), {.y_TN = kv_SN});
+/// Of rows [first, first + rows) of the features.
+void make_keys_of(const LayerContext& c, const weights::LayerWeights& w, const LayerSaved& a, int64_t first,
+                  int64_t rows) {
+    const auto part = [&](const at::Tensor& x) { return x.defined() ? x.narrow(0, first, rows) : x; };
+    GroupContext group = of_features(c);
+    for (at::Tensor* const of_rows : {&group.row_T, &group.offset_T, &group.adapter_T}) *of_rows = part(*of_rows);
+    const at::Tensor kv_SN = part(a.cross.kv_SN), k_raw_SN = part(a.cross.k_raw_SN);
+    linear_forward(group, Group::cross_kv, w[Group::cross_kv], features_of(c, w, group, part(c.tokens.features_full)),
+                   {.y_TN = kv_SN});
     observe_group(c, Group::cross_kv, kv_SN);
     ops::copy_2d(c.group.ctx, kv_SN.narrow(1, 0, c.spec.kv_size()), k_raw_SN);
     ops::head_norm_forward(c.group.ctx, key_heads(c, k_raw_SN), w.norm(spec::TensorRole::k_norm), c.spec.rms_norm_eps,
-                           key_heads(c, kv_SN), seen(c, a.cross.rstd_k_SK));
+                           key_heads(c, kv_SN), part(a.cross.rstd_k_SK));
+}
+
+/// In generation those of a prompt by themselves: they are the same bits in whatever pass they are made.
+void make_keys(const LayerContext& c, const weights::LayerWeights& w, const LayerSaved& a) {
+    if (c.tokens.cached == nullptr) return make_keys_of(c, w, a, 0, c.tokens.sight->rows);
+    for (const SegmentFeatures& segment : c.tokens.sight->segments) make_keys_of(c, w, a, segment.first, segment.rows);
 }
 
 /// Adapters of keys and values: their input is the features, whose gradient nobody reads.
@@ -76,7 +89,8 @@ void keys_backward(const LayerContext& c, const weights::LayerWeights& w, const 
     const at::Tensor dk = key_heads(c, dkv_full);
     ops::head_norm_backward(c.group.ctx, dk, key_heads(c, seen(c, a.cross.k_raw_SN)), w.norm(spec::TensorRole::k_norm),
                             seen(c, a.cross.rstd_k_SK), dk, norm_gradient(c, spec::TensorRole::k_norm));
-    const Activation features = features_of(c, w);  // another layer's columns may be there
+    const Activation features =
+        features_of(c, w, of_features(c), c.tokens.features_full);  // another layer's columns may be there
     input_backward(c.group, Group::cross_kv, w[Group::cross_kv], {dkv_full},
                    features.full.narrow(1, layout.k, layout.r), {});
     adapter_backward(of_features(c), Group::cross_kv, dkv_full.narrow(1, layout.n, layout.r),

@@ -84,11 +84,17 @@ void MicroBatch::take_images(const data::Batch& batch) {
     UNSLOTH_CHECK(features <= sizes.image_tokens, features, " image tokens of ", sizes.image_tokens, " planned");
     UNSLOTH_CHECK(last.token + last.count <= batch.tokens(), "an image of ", last.count, " tokens at ", last.token,
                   " of ", batch.tokens());
-    for (const data::Image& image : images_)
-        UNSLOTH_CHECK(image.patches() <= sizes.patches, "an image of ", image.patches(), " patches, planned for ",
-                      sizes.patches);
-    if (!spec_.vision->tiles) return;
-    auto sight = std::make_shared<ImageSight>(sight_of(*spec_.vision, images_, batch.segments));
+    for (const data::Image& image : images_) require_planned(image);
+    if (spec_.vision->tiles)
+        take_sight(std::make_shared<const ImageSight>(sight_of(*spec_.vision, images_, batch.segments)));
+}
+
+void MicroBatch::require_planned(const data::Image& image) const {
+    const int64_t planned = activations_->sizes().patches;
+    UNSLOTH_CHECK(image.patches() <= planned, "an image of ", image.patches(), " patches, planned for ", planned);
+}
+
+void MicroBatch::take_sight(std::shared_ptr<const ImageSight> sight) {
     const TokenBuffers& tokens = activations_->tokens();
     copy_values(sight->attends, tokens.attends_T);
     copy_values(sight->adds, tokens.adds_T);
@@ -246,6 +252,22 @@ void MicroBatch::forward_with_kv_cache(const data::Batch& batch, const std::vect
     inputs_.segments = std::move(begun);
     inputs_.cached =
         std::make_shared<const DecodeBatch>(DecodeBatch{&activations_->caches(), tokens.slots_T, std::move(rows)});
+}
+
+void MicroBatch::see_cached(std::shared_ptr<const ImageSight> sight, std::vector<data::Image> images) {
+    UNSLOTH_CHECK(sight->rows <= activations_->sizes().image_rows(spec_) && images.size() == sight->places.size(),
+                  sight->rows, " rows of features, ", images.size(), " images");
+    for (const data::Image& image : images) require_planned(image);
+    const at::Tensor& adapters_S = activations_->tokens().feature_adapter_S;
+    if (inputs_.adapter_T.defined() && !sight->segments.empty()) {
+        std::vector<int32_t> adapters(static_cast<std::size_t>(sight->rows), -1);
+        for (const SegmentFeatures& segment : sight->segments)
+            std::fill_n(adapters.begin() + segment.first, segment.rows, segment.adapter);
+        copy_values(adapters, adapters_S);
+        inputs_.feature_adapter_S = adapters_S;
+    }
+    take_sight(std::move(sight));
+    images_ = std::move(images);
 }
 
 }  // namespace unsloth::model

@@ -152,8 +152,10 @@ void Model::choose_recording(const Itinerary& actions, std::size_t first, std::s
     for (std::size_t i = first; i < end && actions[i].layer == actions[first].layer; ++i)
         if (pass.has(actions[i])) in_flight.push_back(micro_batches_[place_of(actions[i].micro)].get());
     // A recording would have the places of one micro-batch's images.
-    const bool adds = spec().vision && (spec().vision->tiles || !spec().vision->deepstack.empty()) &&
-                      std::ranges::any_of(in_flight, [](const MicroBatch* micro) { return !micro->images().empty(); });
+    const bool adds =
+        spec().vision && std::ranges::any_of(in_flight, [&](const MicroBatch* micro) {
+            return micro->inputs().sight != nullptr || (!spec().vision->deepstack.empty() && !micro->images().empty());
+        });
     in_flight.empty() || adds ? recorded.choose_none() : recorded.choose(ctx_, in_flight);
 }
 
@@ -237,7 +239,7 @@ void Model::act(const Action& action, const Pass& pass) {
     // Rows without images pass by the layers that see them; the others' products have as many rows as features.
     const ImageSight* const sight = spec().crosses(layer) ? micro.inputs().sight.get() : nullptr;
     const bool passes_by = spec().crosses(layer) && sight == nullptr;
-    const int64_t rows = sight != nullptr ? std::max(micro.tokens(), sight->rows) : micro.tokens();
+    const int64_t rows = sight != nullptr ? std::max(micro.tokens(), sight->made()) : micro.tokens();
     const weights::LayerWeights& w =
         network.weight_provider->ready(ctx_, layer, rows, pass.scope == PolicyScope::policy);
     const bool is_left_out =
@@ -332,6 +334,7 @@ void Model::forward_with_kv_cache(const CachedPass& pass, const OnLogits& on_log
     MicroBatch& micro = *micro_batches_.front();
     micro.upload(pass.batch);
     micro.forward_with_kv_cache(pass.batch, pass.slots_T, pass.adapter_T, pass.rows);
+    if (pass.sight) micro.see_cached(pass.sight, pass.seen_now);
     if (pass.ids.defined()) {
         const at::Tensor& ids_T = micro.activations().tokens().ids_T;
         ids_T.narrow(0, 0, pass.ids.size(0)).copy_(pass.ids);

@@ -55,8 +55,7 @@ void ModelPlan::require_images() const {
     if (!spec().has_cross_layers()) return;
     const auto& lora = request_.lora;
     const std::pair<const char*, bool> others[] = {{"lora.use_dora", lora && lora->use_dora},
-                                                   {"model.compute_dtype", spec::any(request_.coded)},
-                                                   {"Generating text", request_.sizes.cache_tokens > 0}};
+                                                   {"model.compute_dtype", spec::any(request_.coded)}};
     for (const auto& [what, asked] : others)
         if (asked)
             throw Error("option.unsupported",

@@ -182,42 +182,70 @@ class TileSight {
 
 }  // namespace
 
+RowSight row_sight(const spec::VisionSpec& spec, std::span<const data::Image> images, int64_t first, int32_t begin,
+                   int32_t end) {
+    const spec::TilesSpec& tiles = *spec.tiles;
+    RowSight row{.places = std::vector<TilePlace>(images.size()), .ranges = {}, .first_image = images.front().first};
+    int64_t next = first;
+    for (std::size_t i = 0; i < images.size(); ++i) {
+        row.places[i].own = next;
+        next += images[i].patches() * tiles.rows();
+    }
+    for (std::size_t i = 0; i < images.size(); ++i) {
+        row.places[i].padding = next;
+        next += (tiles.most - images[i].patches()) * tiles.rows();
+    }
+    row.rows = next - first;
+    const auto see = [&](int32_t from, int32_t to, int64_t k_begin, int64_t k_end) {
+        if (from < to) row.ranges.push_back({from, to, static_cast<int32_t>(k_begin), static_cast<int32_t>(k_end)});
+    };
+    see(begin, row.first_image, first, next);
+    std::size_t in_a_row = 0;
+    for (std::size_t i = 0; i < images.size(); ++i) {
+        if (i > 0 && images[i].first != images[i - 1].first + 1) in_a_row = i;
+        see(images[i].first, i + 1 < images.size() ? images[i + 1].first : end, row.places[in_a_row].own,
+            row.places[i].own + images[i].patches() * tiles.rows());
+    }
+    return row;
+}
+
+void ImageSight::add_tokens(const RowSight* row, int64_t from, int64_t count) {
+    const auto at = static_cast<int64_t>(attends.size());
+    attends.resize(attends.size() + static_cast<std::size_t>(count), row != nullptr ? 1.0F : 0.0F);
+    for (int64_t t = from; t < from + count; ++t) adds.push_back(row != nullptr && t >= row->first_image ? 1.0F : 0.0F);
+    if (row == nullptr) return;
+    for (const ops::AttentionRange& range : row->ranges) {
+        const int64_t begin = std::max<int64_t>(range.q_begin, from),
+                      end = std::min<int64_t>(range.q_end, from + count);
+        if (begin < end)
+            ranges.push_back({static_cast<int32_t>(begin - from + at), static_cast<int32_t>(end - from + at),
+                              range.k_begin, range.k_end});
+    }
+}
+
+int64_t ImageSight::made() const {
+    int64_t sum = 0;
+    for (const SegmentFeatures& segment : segments) sum += segment.rows;
+    return sum;
+}
+
 ImageSight sight_of(const spec::VisionSpec& spec, const std::vector<data::Image>& images,
                     const std::vector<int32_t>& segments) {
-    const spec::TilesSpec& tiles = *spec.tiles;
     ImageSight sight;
-    sight.places.resize(images.size());
-    sight.attends.assign(static_cast<std::size_t>(segments.back()), 0.0F);
-    sight.adds = sight.attends;
     std::size_t next = 0;
     for (std::size_t s = 0; s + 1 < segments.size(); ++s) {
         const int32_t begin = segments[s], end = segments[s + 1];
         const std::size_t first = next;
-        int64_t row = sight.rows;
-        for (; next < images.size() && images[next].first < end; ++next) {
-            sight.places[next].own = row;
-            row += images[next].patches() * tiles.rows();
+        while (next < images.size() && images[next].first < end) ++next;
+        if (next == first) {
+            sight.add_tokens(nullptr, begin, end - begin);
+            continue;
         }
-        if (next == first) continue;
-        for (std::size_t i = first; i < next; ++i) {
-            sight.places[i].padding = row;
-            row += (tiles.most - images[i].patches()) * tiles.rows();
-        }
-        const auto see = [&](int32_t from, int32_t to, int64_t k_begin, int64_t k_end) {
-            if (from < to)
-                sight.ranges.push_back({from, to, static_cast<int32_t>(k_begin), static_cast<int32_t>(k_end)});
-        };
-        see(begin, images[first].first, sight.rows, row);
-        std::size_t in_a_row = first;
-        for (std::size_t i = first; i < next; ++i) {
-            if (i > first && images[i].first != images[i - 1].first + 1) in_a_row = i;
-            see(images[i].first, i + 1 < next ? images[i + 1].first : end, sight.places[in_a_row].own,
-                sight.places[i].own + images[i].patches() * tiles.rows());
-        }
-        std::fill(sight.attends.begin() + begin, sight.attends.begin() + end, 1.0F);
-        std::fill(sight.adds.begin() + images[first].first, sight.adds.begin() + end, 1.0F);
-        sight.segments.push_back({begin, sight.rows, row - sight.rows});
-        sight.rows = row;
+        const RowSight row = row_sight(spec, std::span(images).subspan(first, next - first), sight.rows, begin, end);
+        sight.add_tokens(&row, begin, end - begin);
+        sight.places.insert(sight.places.end(), row.places.begin(), row.places.end());
+        sight.segments.push_back({begin, sight.rows, row.rows});
+        sight.rows += row.rows;
     }
     UNSLOTH_CHECK(next == images.size(), images.size() - next, " images are behind the last segment");
     return sight;
@@ -226,7 +254,21 @@ ImageSight sight_of(const spec::VisionSpec& spec, const std::vector<data::Image>
 void see_tiles(ops::Context& ctx, const spec::VisionSpec& spec, const weights::VisionWeights& w, const VisionBuffers& b,
                const std::vector<data::Image>& images, const std::vector<TilePlace>& places) {
     const ops::Region region(ctx, "tower");
-    for (std::size_t i = 0; i < images.size(); ++i) TileSight(ctx, spec, w, b, images[i]).pass(places[i]);
+    const auto copy = [&](int64_t from, int64_t rows, int64_t to) {
+        const at::Tensor features = b.features.narrow(1, 0, spec.out_size);
+        if (rows > 0) ops::copy_2d(ctx, features.narrow(0, from, rows), features.narrow(0, to, rows));
+    };
+    for (std::size_t i = 0; i < images.size(); ++i) {
+        const auto same = std::ranges::find(images, images[i].pixels, &data::Image::pixels);
+        const auto first = static_cast<std::size_t>(same - images.begin());
+        if (first == i) {
+            TileSight(ctx, spec, w, b, images[i]).pass(places[i]);
+            continue;
+        }
+        const int64_t own = images[i].patches() * spec.tiles->rows();
+        copy(places[first].own, own, places[i].own);
+        copy(places[first].padding, spec.tiles->features() - own, places[i].padding);
+    }
 }
 
 }  // namespace unsloth::model

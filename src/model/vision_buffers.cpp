@@ -30,6 +30,24 @@ void ActivationList::tiles(const spec::VisionSpec& tower, const spec::TilesSpec&
         b.features);
 }
 
+/// Of tokens and features where layers read these.
+void ActivationList::sight(TokenBuffers& b) {
+    const int64_t rows = sizes_.image_rows(spec_);
+    const auto of_features = [&](const char* name, at::Tensor& tensor) {
+        own({"tokens", name, {rows}, at::kInt, memory::always}, tensor);
+    };
+    const auto of_tokens = [&](const char* name, at::Tensor& tensor) {
+        own({"tokens", name, {sizes_.tokens}, at::kFloat, memory::always, Rows::tokens}, tensor);
+    };
+    if (sizes_.dropout) {
+        of_features("rows of features", b.feature_row_S);
+        of_features("offsets of features", b.feature_offset_S);
+    }
+    if (sizes_.adapters > 0) of_features("adapters of features", b.feature_adapter_S);
+    of_tokens("tokens that see images", b.attends_T);
+    of_tokens("tokens behind images", b.adds_T);
+}
+
 void ActivationList::vision(const spec::VisionSpec& tower, VisionBuffers& b) {
     if (tower.tiles) return tiles(tower, *tower.tiles, b);
     const int64_t patches = sizes_.patches, c = tower.hidden_size, f = tower.inner_size();

@@ -67,7 +67,8 @@ std::vector<float> adjusted(std::span<const float> logits_V, const spec::Samplin
     };
     if (sampling.repetition_penalty != 1) {
         const auto penalty = static_cast<float>(sampling.repetition_penalty);
-        for (const int32_t id : distinct(ids)) at(id) = at(id) > 0 ? at(id) / penalty : at(id) * penalty;
+        for (const int32_t id : distinct(ids))
+            if (static_cast<std::size_t>(id) < logits.size()) at(id) = at(id) > 0 ? at(id) / penalty : at(id) * penalty;
     }
     if (sampling.presence_penalty != 0)
         for (const int32_t id : distinct(ids.subspan(answer_begin)))
@@ -139,7 +140,8 @@ int32_t draw(const std::vector<Candidate>& from, const SamplingKey& key) {
 void append_adjusted(const RowSampling& row, int64_t vocabulary, std::vector<kernels::AdjustedToken>& to) {
     std::map<int32_t, kernels::AdjustedToken> tokens;
     if (row.sampling->repetition_penalty != 1)
-        for (const int32_t id : row.ids) tokens[id].repeated = true;
+        for (const int32_t id : row.ids)
+            if (id < vocabulary) tokens[id].repeated = true;
     if (row.sampling->presence_penalty != 0)
         for (const int32_t id : row.ids.subspan(row.answer_begin)) tokens[id].in_answer = true;
     if (row.sampling->frequency_penalty != 0)

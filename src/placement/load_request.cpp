@@ -177,7 +177,7 @@ namespace {
 /// An image goes into a pass as a whole: it has no more patches than the pass has tokens of.
 void limit_pass(model::ActivationSizes& sizes, int64_t tokens, const spec::ModelSpec& spec) {
     sizes.tokens = sizes.longest = tokens;
-    if (sizes.patches == 0) return;
+    if (sizes.patches == 0 || spec.vision->tiles) return;
     sizes.patches = std::min(sizes.patches, tokens * spec.vision->merge * spec.vision->merge);
     sizes.image_tokens = std::min(sizes.image_tokens, tokens);
 }

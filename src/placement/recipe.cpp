@@ -107,6 +107,14 @@ void fit_to(model::LoadRequest& request, const spec::ModelSpec& spec, data::Batc
     for (const Answering& some : answering) {
         limits.tokens = std::max({limits.tokens, some.prompt, some.rows});
         limits.longest = std::max({limits.longest, some.prompt, some.rows});
+        if (some.images > 0) {
+            // A pass has room for an image as a whole, whatever others decode.
+            limits.tokens = std::max(limits.tokens, some.prompt + some.rows);
+            limits.longest = std::max(limits.longest, some.prompt + some.rows);
+            limits.patches = std::max(limits.patches, some.patches);
+            const bool tiles = spec.vision && spec.vision->tiles;
+            limits.image_tokens = std::max(limits.image_tokens, tiles ? some.images : limits.tokens);
+        }
         limits.segments = std::max(limits.segments, some.rows);
         limits.labels = std::max(limits.labels, some.rows);
         const CacheSize cache = cache_for(some.rows, some.context);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <string_view>
 
 #include "report/charts.h"
 #include "report/page_style.h"
@@ -75,16 +76,40 @@ std::string tiles(const Run& run) {
     return std::isfinite(run.planned_gib) ? text + tile(memory_text(run.planned_gib), "planned memory") : text;
 }
 
+/// A run's folder may be anyone's: nothing but a PNG file within the page becomes a picture.
+bool is_thumbnail(const std::string& url) {
+    constexpr std::string_view png = "data:image/png;base64,";
+    constexpr std::size_t most_bytes = 64 << 10;
+    return url.size() <= most_bytes && url.starts_with(png) &&
+           url.find_first_not_of("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/=", png.size()) ==
+               std::string::npos;
+}
+
+/// The images of a prompt, of the first row that has them.
+std::string thumbnails(const Run& run, const SampleRow& of) {
+    constexpr std::size_t most = 8;
+    const auto has_them = [&](const SampleRow& row) { return row.is_of(of) && !row.images.empty(); };
+    const auto row = std::find_if(run.samples.begin(), run.samples.end(), has_them);
+    std::string text;
+    if (row == run.samples.end()) return text;
+    for (std::size_t i = 0; i < std::min(most, row->images.size()); ++i)
+        if (is_thumbnail(row->images[i]))
+            text += cat("<img alt=\"image ", i + 1, " of the prompt\" src=\"", row->images[i], "\">\n");
+    return text;
+}
+
 /// What the run answered to each prompt, from its last step back.
 std::string samples(const Run& run) {
-    std::vector<std::string> prompts;
+    std::vector<const SampleRow*> prompts;
     for (const SampleRow& row : run.samples)
-        if (std::find(prompts.begin(), prompts.end(), row.prompt) == prompts.end()) prompts.push_back(row.prompt);
+        if (std::none_of(prompts.begin(), prompts.end(), [&](const SampleRow* one) { return one->is_of(row); }))
+            prompts.push_back(&row);
     std::string text;
-    for (const std::string& prompt : prompts) {
-        text += cat("<details class=\"card\" open><summary>", escaped(prompt), "</summary><table class=\"answers\">\n");
+    for (const SampleRow* const prompt : prompts) {
+        text += cat("<details class=\"card\" open><summary>", escaped(prompt->prompt), "</summary>",
+                    thumbnails(run, *prompt), "<table class=\"answers\">\n");
         for (auto row = run.samples.rbegin(); row != run.samples.rend(); ++row)
-            if (row->prompt == prompt)
+            if (row->is_of(*prompt))
                 text += cat("<tr><td>step ", row->step, "</td><td>", escaped(row->answer), "</td></tr>\n");
         text += "</table></details>\n";
     }

@@ -215,7 +215,12 @@ void RunReader::read_samples() {
     std::istringstream lines(read_file(file));
     for (std::string line; std::getline(lines, line);) {
         const Json row = Json::parse(line, nullptr, /*allow_exceptions=*/false);
-        if (row.is_object()) run_.samples.push_back({integer(row, "step"), text(row, "prompt"), text(row, "answer")});
+        if (!row.is_object()) continue;
+        run_.samples.push_back(
+            {integer(row, "step"), text(row, "prompt"), text(row, "answer"), integer(row, "number"), {}});
+        if (const auto images = row.find("images"); images != row.end() && images->is_array())
+            for (const Json& image : *images)
+                if (image.is_string()) run_.samples.back().images.push_back(image.get<std::string>());
     }
 }
 

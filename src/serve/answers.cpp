@@ -45,7 +45,7 @@ uint64_t random_seed() {
 }  // namespace
 
 session::Sight::Bounds Service::image_bounds() const {
-    return {engine_.longest_image(), engine_.context()};
+    return {engine_.longest_image(), engine_.most_images(), engine_.context()};
 }
 
 Service::Chosen Service::choose(const std::string& model) const {

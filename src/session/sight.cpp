@@ -6,6 +6,7 @@
 
 #include "unsloth/core/error.h"
 #include "unsloth/data/seen_prompt.h"
+#include "unsloth/data/thumbnail.h"
 
 namespace unsloth::session {
 
@@ -23,6 +24,7 @@ Sight::Sight(const OpenedModel& opened) {
 
 int64_t Sight::most_patches(int64_t tokens) const {
     if (!sees_images()) return 0;
+    if (tower_.tiles) return tower_.tiles->most;
     // A long side is kept where the other one would round to nothing: it is up to 200 times the other
     // (images::grid_of).
     constexpr double longest_aspect = 200;
@@ -33,6 +35,18 @@ int64_t Sight::most_patches(int64_t tokens) const {
     return std::min(static_cast<int64_t>(most), tokens) * tower_.merge * tower_.merge;
 }
 
+std::vector<std::string> Sight::thumbnails(const SeenPrompt& prompt, std::size_t most) const {
+    std::vector<std::string> urls;
+    if (!prompt.images) return urls;
+    for (const data::Image& image : prompt.images->images)
+        if (urls.size() < most) urls.push_back(data::thumbnail_of(image, *vision_));
+    return urls;
+}
+
+int64_t Sight::image_room(int64_t pass_tokens, int64_t rows, int64_t images) const {
+    return tower_.tiles ? generate::room_for_tiled(rows, images) : pass_tokens;
+}
+
 SeenPrompt Sight::read(const nlohmann::ordered_json& row, const std::filesystem::path& root,
                        const std::function<Prompt(const nlohmann::ordered_json& row)>& encode,
                        const Bounds& bounds) const {
@@ -40,10 +54,10 @@ SeenPrompt Sight::read(const nlohmann::ordered_json& row, const std::filesystem:
     if (!vision_)
         throw Error("image.text-model", "the prompt has images, and text alone is read here",
                     "Choose a model with a vision tower, or remove the images.");
-    if (tower_.tiles)
-        throw Error("model.unsupported", "Llama 3.2 Vision answers about texts alone here, and the prompt has images",
-                    "It can be trained on images. Remove them, or choose Qwen2.5-VL or Qwen3-VL.");
     data::Sample placed = data::place_images(row, *vision_, root, encode);
+    if (std::ssize(placed.images) > bounds.images)
+        throw Error("image.count", cat("the prompt has ", placed.images.size(), " images, and there is room for ",
+                                       bounds.images, " at a time"));
     for (std::size_t i = 0; i < placed.images.size(); ++i)
         if (const int64_t tokens = vision_->tokens_of(placed.images[i]); tokens > bounds.image)
             throw Error("image.too-large",

@@ -62,7 +62,9 @@ CompletionEvaluator::CompletionEvaluator(const AnswerRules& rules, const data::D
     for (int64_t i = 0; i < rows.size(); ++i) {
         Question question = question_of(rows.sample(i), sets_.empty() ? 0 : rows.source(i));
         longest_ = std::max(longest_, static_cast<int64_t>(question.prompt.ids.size()));
-        sees_images_ = sees_images_ || !question.prompt.images.empty();
+        most_images_ = std::max<int64_t>(most_images_, std::ssize(question.prompt.images));
+        for (const data::Image& image : question.prompt.images)
+            most_patches_ = std::max(most_patches_, image.patches());
         questions_.push_back(std::move(question));
     }
     if (const int64_t allowed = opened.file->spec.usable_positions(); context() > allowed)
@@ -74,6 +76,11 @@ CompletionEvaluator::CompletionEvaluator(const AnswerRules& rules, const data::D
 
 int64_t CompletionEvaluator::rows() const {
     return std::clamp<int64_t>(static_cast<int64_t>(questions_.size()), 1, rules_.most_rows);
+}
+
+int64_t CompletionEvaluator::image_room(int64_t pass_tokens) const {
+    if (!sees_images()) return 0;
+    return tower_->tiles ? generate::room_for_tiled(rows(), most_images_) : pass_tokens;
 }
 
 CompletionEvaluator::Question CompletionEvaluator::question_of(const data::Sample& sample, int32_t set) const {
@@ -152,7 +159,7 @@ std::vector<session::Prompt> CompletionEvaluator::answers(model::Model& model, o
                               {.rows = rows(), .context = context(), .prefill_tokens = model.sizes().tokens});
     std::vector<session::Prompt> own(asked.size());
     // Images are decoded when their turn comes: all together could be more than memory holds.
-    const std::size_t most = sees_images_ ? 2 * static_cast<std::size_t>(rows()) : asked.size();
+    const std::size_t most = sees_images() ? 2 * static_cast<std::size_t>(rows()) : asked.size();
     std::size_t added = 0, done = 0;
     const auto add = [&] {
         for (; added < asked.size() && added - done < most; ++added) decoder.add(request_of(*asked[added]));

@@ -252,9 +252,6 @@ void RunSetup::require_images() const {
     if (teacher_ && !placement::teacher_is_file(config()))
         throw Error("option.unsupported", "distill.teacher is a model, and the rows have images",
                     "Write a teacher's file first: unsloth-train score --top_k reads images.");
-    if (answers_)
-        throw Error("option.unsupported", "training.eval_metric answers prompts, and the rows have images",
-                    "Leave eval_metric out: the loss of such rows is measured.");
 }
 
 /// The plan of the part of the run that this one goes on from, as JSON; empty: there is none.

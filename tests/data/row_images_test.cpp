@@ -9,6 +9,7 @@
 #include "unsloth/data/cache.h"
 #include "unsloth/data/loader.h"
 #include "unsloth/data/show.h"
+#include "unsloth/data/thumbnail.h"
 #include "unsloth/data/vision.h"
 #include "unsloth/tokenizer/tokenizer.h"
 
@@ -214,6 +215,128 @@ TEST_F(RowImages, NoRowIsCutWithinAnImage) {
     EXPECT_EQ(cut_at(begin + 4).images.size(), 1U);
     model.options.long_rows = config::LongRows::split;
     EXPECT_THROW(cut_at(begin + 4), Error);
+}
+
+/// A file that the program itself reads, whose sums libpng checks.
+TEST_F(RowImages, ThumbnailsAreImages) {
+    const toy::Folder folder;
+    const VisionModel model("qwen3_vl");
+    const auto seen = [&](const std::string& image) {
+        const Dataset rows = model.load(folder.write("rows.jsonl", row_of(cat("\"", image, "\""))));
+        std::vector<Sample> samples = {rows.sample(0)};
+        rows.load_pixels(samples);
+        return samples[0].images.at(0);
+    };
+    const Image image = seen("images/a_420.jpg");
+    const std::string url = thumbnail_of(image, *model.options.vision);
+    EXPECT_LT(url.size(), 40'000U);
+    const Image again = seen(url);
+    EXPECT_TRUE(again.pixels);
+    // So small an image is shown as it is.
+    EXPECT_EQ(again.grid_h, image.grid_h);
+    EXPECT_EQ(again.grid_w, image.grid_w);
+    EXPECT_EQ(*again.pixels, *image.pixels);
+}
+
+std::string pair_of_images(const std::string& prompt, const std::string& images = R"(["images/a_420.jpg"])",
+                           const std::string& chosen = R"("a what")") {
+    return cat(R"({"prompt": [{"role": "user", "content": )", prompt,
+               R"(}], "chosen": [{"role": "assistant", "content": )", chosen,
+               R"(}], "rejected": [{"role": "assistant", "content": "two the"}], "images": )", images, "}\n");
+}
+constexpr const char* asked_of_image = R"([{"type": "image"}, {"type": "text", "text": "two the"}])";
+
+/// A pair is its prompt with each answer, as rows of these are by themselves; and the images are loaded once.
+TEST_F(RowImages, PairsSeeThemWithBothAnswers) {
+    const toy::Folder folder;
+    for (const std::string family : {"qwen3_vl", "mllama"}) {
+        VisionModel model(family);
+        const auto alone = folder.write(
+            "alone.jsonl",
+            cat(R"({"messages": [{"role": "user", "content": )", asked_of_image,
+                R"(}, {"role": "assistant", "content": "a what"}], "images": ["images/a_420.jpg"]})", "\n",
+                R"({"messages": [{"role": "user", "content": )", asked_of_image,
+                R"(}, {"role": "assistant", "content": "two the"}], "images": ["images/a_420.jpg"]})", "\n"));
+        const Dataset single = model.load(alone);
+        model.options.objective = config::Objective::dpo;
+        const Dataset pairs = model.load(folder.write("pairs.jsonl", pair_of_images(asked_of_image)));
+        Sample both = pairs.sample(0);
+        std::vector<int32_t> ids, labels, axes;
+        const auto first = static_cast<int32_t>(single.sample(0).ids.size());
+        for (int64_t i = 0; i < 2; ++i) {
+            const Sample one = single.sample(i);
+            ids.insert(ids.end(), one.ids.begin(), one.ids.end());
+            labels.insert(labels.end(), one.labels.begin(), one.labels.end());
+            axes.insert(axes.end(), one.axes.begin(), one.axes.end());
+            ASSERT_EQ(both.images.size(), 2U);
+            EXPECT_EQ(both.images[static_cast<std::size_t>(i)].first, one.images[0].first + (i == 0 ? 0 : first));
+        }
+        EXPECT_EQ(both.ids, ids) << family;
+        EXPECT_EQ(both.labels, labels) << family;
+        EXPECT_EQ(both.axes, axes) << family;
+        std::vector<Sample> rows = {both};
+        pairs.load_pixels(rows);
+        ASSERT_TRUE(rows[0].images[0].pixels);
+        EXPECT_EQ(rows[0].images[0].pixels, rows[0].images[1].pixels);
+
+        // Where features stand for tokens, a prompt is there once.
+        const Dataset shares = pairs.with_shared_prompts();
+        rows = {shares.sample(0)};
+        shares.load_pixels(rows);
+        const bool tiles = family == "mllama";
+        ASSERT_EQ(rows[0].images.size(), tiles ? 2U : 1U) << family;
+        EXPECT_TRUE(rows[0].images[0].pixels);
+        const int32_t shared = rows[0].segments[1].shared;
+        EXPECT_EQ(shared > 0, !tiles);
+        if (tiles) continue;
+        // An answer's positions go on as if its prompt stood before it.
+        const auto skipped = axes.begin() + 3 * (first + shared);
+        EXPECT_TRUE(std::equal(rows[0].axes.begin() + 3 * first, rows[0].axes.end(), skipped, axes.end()));
+    }
+}
+
+TEST_F(RowImages, VerdictsAreOnAnswersAboutThem) {
+    const toy::Folder folder;
+    VisionModel model("qwen3_vl");
+    model.options.objective = config::Objective::kto;
+    const auto row = [](const char* image, const char* answer, const char* label) {
+        return cat(R"({"prompt": [{"role": "user", "content": )", asked_of_image,
+                   R"(}], "completion": [{"role": "assistant", "content": ")", answer, R"("}], "label": )", label,
+                   R"(, "images": ["images/)", image, "\"]}\n");
+    };
+    const Dataset rows =
+        model.load(folder.write("rows.jsonl", row("a_420.jpg", "a what", "true") + row("g_rgb.png", "the", "false")));
+    ASSERT_EQ(rows.size(), 2);
+    EXPECT_TRUE(rows.sample(0).desirable);
+    const Dataset foreign = rows.with_foreign_answers(0);
+    std::vector<Sample> samples = {foreign.sample(0)};
+    foreign.load_pixels(samples);
+    ASSERT_EQ(samples[0].images.size(), 2U);
+    for (const Image& image : samples[0].images) {
+        EXPECT_TRUE(image.pixels);
+        EXPECT_EQ(samples[0].ids[static_cast<std::size_t>(image.first)], model.options.vision->image_token);
+    }
+    EXPECT_EQ(samples[0].axes.size(), 3 * samples[0].ids.size());
+}
+
+TEST_F(RowImages, AnswersThatAreComparedHaveNone) {
+    const toy::Folder folder;
+    VisionModel model("mllama");  // whose template writes places in answers too
+    model.options.objective = config::Objective::dpo;
+    const auto refused = [&](const std::string& row, const char* id) {
+        try {
+            (void)model.load(folder.write("rows.jsonl", row));
+            ADD_FAILURE() << "taken: " << row;
+        } catch (const Error& error) {
+            EXPECT_EQ(error.id().name(), id) << error.what();
+        }
+    };
+    refused(pair_of_images(asked_of_image, R"(["images/a_420.jpg", "images/g_rgb.png"])", asked_of_image),
+            "data.wrong-objective");
+    refused(pair_of_images(R"("two the <image> <image>")"), "image.count");
+    model.options.max_seq_length = 20;
+    model.options.max_prompt_length = 8;
+    refused(pair_of_images(asked_of_image), "data.row-too-long");
 }
 
 TEST_F(RowImages, BatchesBringPixelsAndTheCacheReferences) {

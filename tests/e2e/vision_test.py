@@ -1,5 +1,5 @@
 """Rows with images: a small Qwen3-VL, Qwen2.5-VL and Llama 3.2 Vision are trained, scored and merged from files alone, as
-transformers and PEFT did. The first two answer about images. What does not go with images is refused by name."""
+transformers and PEFT did, and answer about images. What does not go with images is refused by name."""
 
 import base64
 import concurrent.futures
@@ -11,7 +11,6 @@ from serve_test import Served
 from support import FP32, GOLDEN, LEGAL_BASE, OK, EndToEnd, main, read_rows, write_rows
 
 FAMILIES = ("qwen3_vl", "qwen2_5_vl", "mllama")
-ANSWERING = ("qwen3_vl", "qwen2_5_vl")
 ANSWERED = ("--max_new_tokens", "40")
 
 
@@ -64,6 +63,61 @@ class Vision(Seeing):
             first, last = self.evaluations(out)
             self.assertLess(last["eval_loss"], first["eval_loss"])
 
+    def test_evaluations_answer_about_images(self):
+        for name in FAMILIES:
+            folder, adapter, rows, _ = self.family(name)
+            (case,) = [one for one in self.answers(name) if one["images"] == ["images/k_lossy.webp"]]
+            asked = {"messages": case["messages"], "images": case["images"]}
+            prompts = write_rows(rows.with_name("prompts.jsonl"), [asked])
+            judged = {"messages": case["messages"] + [{"role": "assistant", "content": "it"}], "images": case["images"]}
+            held_out = write_rows(rows.with_name("held_out.jsonl"), [judged] * 3)
+            out = self.train(
+                folder, rows, "--max_steps", 1, "--learning_rate", 0, "--data.eval_file", held_out, "--eval_steps", 1,
+                "--eval_metric", "exact_match", "--eval_max_new_tokens", 8, "--sample_prompts", prompts,
+                "--sample_max_new_tokens", 8, out=name + "-out",
+            )  # fmt: skip
+            self.assertIn("eval_exact_match", self.evaluations(out)[-1])
+            said = self.succeed(
+                "generate", "--model.path", folder, "--device", "cpu", *FP32, "--max_new_tokens", 8, "--file", prompts,
+            ).out  # fmt: skip
+            samples = read_rows(out / "samples.jsonl")
+            self.assertEqual(samples[-1]["answer"], said.removesuffix("\n"), name)
+            (picture,) = samples[0]["images"]
+            file = base64.b64decode(picture.removeprefix("data:image/png;base64,"), validate=True)
+            self.assertTrue(file.startswith(b"\x89PNG"))
+            self.assertNotIn("images", samples[-1])
+            page = self.succeed("report", out, "--out", self.folder / f"{name}.html")
+            self.assertIn(picture, (self.folder / f"{name}.html").read_text(), page)
+
+    def test_preferences_about_images_are_the_references(self):
+        for name in ("qwen3_vl", "mllama"):
+            folder, adapter, rows, metrics = self.family(name)
+            golden = json.loads((GOLDEN / "families" / name / "preferences.json").read_text())
+            pairs = [golden["rows"][i % len(golden["rows"])] for i in range(16)]
+            file = write_rows(rows.with_name("pairs.jsonl"), pairs)
+            common = (
+                folder, file, "--adapter_name_or_path", adapter, "--per_device_train_batch_size", 2,
+                "--gradient_accumulation_steps", 1, "--max_steps", 8, "--learning_rate", 0.001, "--lr_scheduler_type",
+                "cosine", "--warmup_steps", 2, "--weight_decay", 0.01, "--data.shuffle", "false", "--optim",
+                "adamw_torch",
+            )  # fmt: skip
+            for shares in ("true", "false"):
+                out = self.train(*common, "--objective", "dpo", "--share_prompt", shares, out=f"{name}-{shares}")
+                losses = [step["loss"] for step in self.steps(out)]
+                self.assertEqual(len(losses), 8)
+                for got, expected in zip(losses, golden["losses"]):
+                    self.assertAlmostEqual(got, expected, delta=2e-5, msg=f"{name} {shares}")
+            packed = self.train(*common, "--objective", "dpo", "--packing", "true", out=f"{name}-packed")
+            self.assertTrue(all(0 < step["loss"] < 1 for step in self.steps(packed)))
+            self.train(*common, "--objective", "orpo", out=f"{name}-orpo")
+            judged = [
+                {"prompt": row["prompt"], "completion": row[answer], "label": answer == "chosen"}
+                | {key: row[key] for key in ("images",) if key in row}
+                for row in pairs[:5] for answer in ("chosen", "rejected")
+            ]  # fmt: skip
+            write_rows(file, judged)
+            self.train(*common, "--objective", "kto", out=f"{name}-kto")
+
     def test_scores_and_merges_see_the_images(self):
         for name in ("qwen3_vl", "mllama"):
             with self.subTest(name):
@@ -91,10 +145,6 @@ class Vision(Seeing):
     def test_refused_by_name(self):
         folder, adapter, rows, _ = self.family("qwen3_vl")
         arguments = self.train_arguments(folder, rows, "--max_steps", 1)
-        self.fail_with(
-            "option.unsupported", ["eval_metric", "images"], "train", *arguments, "--data.eval_file", rows,
-            "--eval_steps", 1, "--eval_metric", "exact_match",
-        )  # fmt: skip
         self.fail_with(
             "option.conflict", ["lora.vision", "use_dora"], "train", *arguments,
             "--lora.vision", "true", "--use_dora", "true",
@@ -128,10 +178,10 @@ class Answers(Seeing):
         self.assertEqual(got["prompt_ids"], expected["prompt_ids"])
         count = len(got["ids"])
         self.assertEqual(got["ids"], expected["ids"][:count])
-        self.assertTrue(count == len(expected["ids"]) or expected["ids"][count] in (0, 2), "it ended of itself")
+        self.assertTrue(count == len(expected["ids"]) or expected["ids"][count] in (0, 2, 4), "it ended of itself")
 
     def test_are_those_of_transformers(self):
-        for name in ANSWERING:
+        for name in FAMILIES:
             folder, _, rows, _ = self.family(name)
             expected = self.answers(name)
             prompts = [{k: v for k, v in one.items() if k in ("messages", "images") and v} for one in expected]
@@ -141,7 +191,8 @@ class Answers(Seeing):
             for one, other in zip(got, expected):
                 self.expect_reference(one, other)
             # The same words as options: before the text, twice, and within it.
-            for number, prompt in ((0, "far three red"), (1, "blue ? three"), (3, "fox what<image>two the")):
+            first = "".join(part.get("text", "") for part in expected[0]["messages"][0]["content"])
+            for number, prompt in ((0, first), (1, "blue ? three"), (3, "fox what<image>two the")):
                 images = [
                     word for path in expected[number]["images"] for word in ("--image", self.folder / name / path)
                 ]
@@ -149,16 +200,20 @@ class Answers(Seeing):
                 self.expect_reference(one, expected[number])
             sampled = ("--temperature", "0.8", "--seed", "3", "--n", "3")
             file = write_rows(
-                rows.with_name("text_image.jsonl"), [{"prompt": "far three red", "images": [expected[0]["images"][0]]}]
+                rows.with_name("text_image.jsonl"), [{"prompt": first, "images": [expected[0]["images"][0]]}]
             )
             drawn = self.lines(
-                folder, "--prompt", "far three red", "--image", self.folder / name / expected[0]["images"][0], *sampled
+                folder, "--prompt", first, "--image", self.folder / name / expected[0]["images"][0], *sampled
             )
             self.assertEqual(drawn, self.lines(folder, "--file", file, *sampled))
 
     def test_a_chat_keeps_its_images(self):
-        folder, _, rows, _ = self.family("qwen3_vl")
-        image = self.folder / "qwen3_vl/images/a_420.jpg"
+        for name in ("qwen3_vl", "mllama"):
+            self.chat_about(name)
+
+    def chat_about(self, name):
+        folder, _, rows, _ = self.family(name)
+        image = self.folder / name / "images/a_420.jpg"
         said = self.generate(folder, "--chat", stdin=f"/image {image}\nthe dots\nand the lines\n")
         messages = [
             {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "the dots"}]},
@@ -173,8 +228,12 @@ class Answers(Seeing):
         self.assertEqual(said, f"{first['text']}\n{second['text']}\n")
 
     def test_an_evaluation_judges_answers_about_images(self):
-        folder, _, rows, _ = self.family("qwen3_vl")
-        expected = self.answers("qwen3_vl")
+        for name in ("qwen3_vl", "mllama"):
+            self.evaluate_answers(name)
+
+    def evaluate_answers(self, name):
+        folder, _, rows, _ = self.family(name)
+        expected = self.answers(name)
         prompts = [one for one in expected if len(one["messages"]) == 1]
         generated = self.lines(
             folder, "--file",
@@ -186,7 +245,7 @@ class Answers(Seeing):
             for one, text in zip(prompts, [generated[0]["text"], *["no"] * (len(prompts) - 1)])
         ]
         file = write_rows(rows.with_name("judged.jsonl"), answered)
-        written = self.folder / "answers.jsonl"
+        written = self.folder / f"{name}-answers.jsonl"
         done = self.succeed(
             "evaluate", "--model.path", folder, "--device", "cpu", *FP32, *ANSWERED, "--data.eval_file", file,
             "--metric", "exact_match", "--answers", written, "--json",
@@ -200,11 +259,6 @@ class Answers(Seeing):
         folder, _, rows, _ = self.family("qwen3_vl")
         asked = ("generate", "--model.path", folder, "--device", "cpu", *FP32, *ANSWERED)
         image = self.folder / "qwen3_vl/images/a_420.jpg"
-        tiled, _, _, _ = self.family("mllama")
-        self.fail_with(
-            "model.unsupported", "texts alone", "generate", "--model.path", tiled, "--device", "cpu", *FP32,
-            "--prompt", "x", "--image", image,
-        )  # fmt: skip
         self.fail_with("image.count", "2 images", *asked, "--prompt", "a<image>b", "--image", image, "--image", image)
         self.fail_with("disk.cannot-read", "none.jpg", *asked, "--prompt", "x", "--image", self.folder / "none.jpg")
         self.fail_with("image.remote", "http", *asked, "--file", write_rows(
@@ -238,8 +292,12 @@ class Serving(Seeing, Served):
         return {"messages": messages, "max_completion_tokens": 40, "temperature": 0}
 
     def test_chats_with_images(self):
-        folder, _, rows, _ = self.family("qwen2_5_vl")
-        cases = self.answers("qwen2_5_vl")
+        for name in ("qwen2_5_vl", "mllama"):
+            self.chats_with(name)
+
+    def chats_with(self, name):
+        folder, _, rows, _ = self.family(name)
+        cases = self.answers(name)
         prompts = [{k: v for k, v in one.items() if k in ("messages", "images") and v} for one in cases]
         done = self.succeed(
             "generate", "--model.path", folder, "--device", "cpu", *FP32, *ANSWERED, "--json", "--file",
@@ -297,7 +355,8 @@ class Serving(Seeing, Served):
         part["image_url"]["detail"] = "low"
         self.assertEqual(chat(part)[0], 400)
         status, answer = chat(None, [self.image_part(cases[0]["images"][0])] * 40)
-        self.assertEqual((status, answer["error"]["code"]), (400, "context_length_exceeded"), answer)
+        self.assertEqual(status, 400)
+        self.assertIn(answer["error"]["code"], ("context_length_exceeded", "invalid_image"), answer)
         status, answer = chat({"type": "input_audio"})
         self.assertEqual((status, answer["error"]["param"]), (400, "messages[0].content[0].type"))
 

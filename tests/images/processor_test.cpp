@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "images/support.h"
+#include "unsloth/images/picture.h"
 
 namespace unsloth::images {
 namespace {
@@ -29,6 +30,24 @@ TEST_F(Preprocessing, PixelsAreThoseOfTransformers) {
             for (const auto& side : one["shape"]) values *= side.get<int64_t>();
             EXPECT_EQ(static_cast<int64_t>(pixels.values.size()), values) << family << " " << name;
             EXPECT_EQ(crc_of(pixels.values), one["crc32"].get<uint32_t>()) << family << " " << name;
+        }
+    }
+}
+
+/// Its pixels are put where they were: preprocessing them again changes nothing.
+TEST_F(Preprocessing, PicturesAreWhatTheModelSees) {
+    for (const std::string family : families) {
+        const Processor processor = processor_of(family, "saved");
+        for (const auto& [name, one] : expectations()[family]["pixels"].items()) {
+            const Pixels pixels = process(processor, decode(bytes_of(image_file(name))));
+            const Pixels again = process(processor, picture_of(processor, pixels.grid, pixels.values, 10'000));
+            EXPECT_EQ(again.grid, pixels.grid) << family << " " << name;
+            EXPECT_EQ(again.values, pixels.values) << family << " " << name;
+            const Size small = picture_of(processor, pixels.grid, pixels.values, 20).size;
+            EXPECT_EQ(std::max(small.width, small.height), 20) << family << " " << name;
+            EXPECT_NEAR(static_cast<double>(small.width) / small.height,
+                        static_cast<double>(pixels.grid.width) / pixels.grid.height, 0.51)
+                << family << " " << name;
         }
     }
 }

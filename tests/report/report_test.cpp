@@ -440,6 +440,30 @@ TEST(Page, ShowsWhatTheRunAnsweredLastFirst) {
     EXPECT_FALSE(contains(page(read_run(folder.path()), 0), "a licence"));
 }
 
+/// Of the first row of a prompt; and nothing but a PNG file of the page itself.
+TEST(Page, ShowsThumbnailsOfPrompts) {
+    Folder folder;
+    example(folder);
+    const std::string png = "data:image/png;base64,iVBORw0KGgo=";
+    const auto row = [](int step, int number, const std::string& more) {
+        return cat(R"({"step": )", step, R"(, "number": )", number, R"(, "prompt": "What?", "answer": "x")", more,
+                   "}\n");
+    };
+    folder.write(samples_file, row(50, 1, cat(R"(, "images": [")", png, "\"]")) +
+                                   row(50, 2, R"(, "images": ["https://example.org/a.png", "data:image/png;base64,\">x",
+                                                              "data:image/svg+xml;base64,AA==", 7])") +
+                                   row(100, 1, "") + row(100, 2, ""));
+    const std::string html = page(read_run(folder.path()), 0);
+    const std::string shown = cat("src=\"", png, "\"");
+    ASSERT_NE(html.find(shown), std::string::npos);
+    EXPECT_EQ(html.find(shown), html.rfind(shown));
+    EXPECT_EQ(html.find("<img "), html.rfind("<img "));
+    EXPECT_FALSE(contains(html, "example.org"));
+    EXPECT_FALSE(contains(html, "svg+xml"));
+    // Prompts of the same words are two.
+    EXPECT_NE(html.find("<summary>What?</summary>"), html.rfind("<summary>What?</summary>"));
+}
+
 TEST(Page, ShowsSomeCompletionsOfEachStepLastFirst) {
     Folder folder;
     example(folder);

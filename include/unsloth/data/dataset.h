@@ -55,6 +55,8 @@ struct DatasetStats {
 /// The format of a source's rows, see find_format(). `path` may be what files_of() takes.
 config::DataFormat probe_format(const std::filesystem::path& path, const DatasetOptions& options);
 
+struct StorePart;
+
 /// Rows ready to train on: an immutable store shared by copies and splits, and the list of its rows that are
 /// ours.
 class Dataset {
@@ -134,6 +136,7 @@ class Dataset {
 
   private:
     Dataset(std::shared_ptr<const Store> store, std::vector<int64_t> rows, DatasetStats file);
+    Dataset of(StorePart&& rows) const;
     /// A hash of the row that begins here, with all its pieces, and where the next one begins.
     std::pair<std::string, int64_t> content(int64_t begin) const;
 

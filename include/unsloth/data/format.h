@@ -90,7 +90,8 @@ class RowFormatter {
     ///
     /// A conversation may have images (src/data/row_images.h says in which forms). Their paths are relative to
     /// `folder`, unless RowOptions::image_root names another. BadRow image.* for images that are not read, for numbers
-    /// of images and places that differ, and where the model reads text alone.
+    /// of images and places that differ, and where the model reads text alone. Answers that are compared or judged have
+    /// none: their prompt may have some.
     FormattedRow format(const nlohmann::ordered_json& row, const std::filesystem::path& folder = {}) const;
     /// A row that is too long as rows of at most max_seq_length tokens. Each but the first begins with the token that
     /// the one before ends with, for its context, unless a segment begins there: so every token that is a target of
@@ -99,16 +100,16 @@ class RowFormatter {
     bool splits() const;  ///< what becomes of rows that are too long; else they are cut or dropped
 
   private:
-    FormattedRow without_images(const nlohmann::ordered_json& row) const;
     FormattedRow with_images(nlohmann::ordered_json row, const std::filesystem::path& folder) const;
     FormattedRow supervised(const nlohmann::ordered_json& row) const;
     EncodedRow conversation(const nlohmann::ordered_json& row, std::vector<bool>& learnt) const;
-    FormattedRow pair(const nlohmann::ordered_json& row) const;
-    std::pair<FormattedRow, FormattedRow> both_answers(const nlohmann::ordered_json& row) const;
+    FormattedRow pair(const nlohmann::ordered_json& row, const std::filesystem::path& folder) const;
+    std::pair<FormattedRow, FormattedRow> both_answers(const nlohmann::ordered_json& row,
+                                                       const std::filesystem::path& folder) const;
     FormattedRow joined(const std::pair<FormattedRow, FormattedRow>& answers) const;
-    FormattedRow judged(const nlohmann::ordered_json& row) const;
+    FormattedRow judged(const nlohmann::ordered_json& row, const std::filesystem::path& folder) const;
     FormattedRow decision(const nlohmann::ordered_json& row) const;
-    FormattedRow answer(const nlohmann::ordered_json& row) const;
+    FormattedRow answer(const nlohmann::ordered_json& row, const std::filesystem::path& folder = {}) const;
     FormattedRow instructed(const nlohmann::ordered_json& row, const char* column) const;
     bool takes_sections(const nlohmann::ordered_json& row) const;
     FormattedRow tokenized(const nlohmann::ordered_json& row) const;

@@ -36,4 +36,8 @@ struct PromptImages {
     }
 };
 
+/// How many images a model whose layers cross has room for, of `rows` prompts that run at a time, of up to `images`
+/// each (0: it is not known): all, or eight if those of one prompt are no more.
+int64_t room_for_tiled(int64_t rows, int64_t images);
+
 }  // namespace unsloth::generate

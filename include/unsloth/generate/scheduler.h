@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "unsloth/generate/block_allocator.h"
+#include "unsloth/generate/image_slots.h"
 #include "unsloth/generate/request.h"
 
 namespace unsloth::generate {
@@ -31,6 +32,7 @@ struct SchedulerLimits {
     bool shares_prefixes = true;               ///< pages of equal beginnings are computed once
     ChunkedPrefillPolicy prefill_policy = {};  ///< instead of prefill_tokens; may be empty
     int64_t segments = 0;                      ///< with it: of a pass, in which tokens that go in singly are one each
+    int64_t image_slots = 0;  ///< of models whose layers cross to images; 0: images are tokens among the others
 };
 
 /// A request under way.
@@ -43,12 +45,13 @@ struct Sequence {
     std::vector<int32_t> pages;                     ///< where these lie
     std::vector<BlockAllocator::PrefixHash> texts;  ///< of the whole pages, from the front
     uint64_t policy = 0;                            ///< Scheduler::use_policy, which made its keys
+    int64_t slot = -1;                              ///< the first of its images' (ImageSlots); -1: it has none
 
     int64_t remaining() const { return static_cast<int64_t>(ids.size()) - cached; }
     /// What the next whole page continues: sequences with one adapter, or one prefix, and one version of the weights
     /// share keys.
-    BlockAllocator::PrefixHash before() const {
-        if (!texts.empty()) return texts.back();
+    BlockAllocator::PrefixHash before() const { return texts.empty() ? beginning() : texts.back(); }
+    BlockAllocator::PrefixHash beginning() const {
         const auto own = static_cast<BlockAllocator::PrefixHash>(request.adapter + 1);
         return policy * most_beginnings + (request.prefix != 0 ? request.prefix : own);
     }
@@ -63,6 +66,7 @@ struct ScheduledChunk {
     bool as_decode_rows = false;  ///< PrefillChunk::as_decode_rows
     /// The row of the pass before that chooses its token: only the device knows it yet. -1: the host knows it.
     int64_t from = -1;
+    bool sees = false;  ///< the pass makes its images' keys (Sequence::slot)
     bool ahead() const { return from >= 0; }
     bool chooses() const {
         return ahead() || count == sequence->remaining();
@@ -75,8 +79,9 @@ class Scheduler {
     /// usage Error where the pool has not the pages of one sequence of `context` tokens.
     Scheduler(const SchedulerLimits& limits, int64_t pages, int64_t page_tokens);
 
-    /// The request's number, from 0. usage Error where prompt and answer are longer than limits.context, and where an
-    /// image has more tokens than a pass takes beside all other sequences; CheckError for an empty prompt.
+    /// The request's number, from 0. usage Error where prompt and answer are longer than limits.context, where an image
+    /// has more tokens than a pass takes beside all other sequences, and for more images than slots; CheckError for an
+    /// empty prompt.
     int64_t add(Request request);
     /// Passes from now on are of this version of the weights: keys of other versions are never read again. CheckError
     /// where the version changes while a sequence is running.
@@ -102,12 +107,16 @@ class Scheduler {
     int64_t context() const { return limits_.context; }  ///< prompt and answer of one sequence
     /// Tokens of the largest image that goes into a pass, whatever others decode.
     int64_t longest_image() const { return limits_.pass_tokens - limits_.rows + 1; }
+    int64_t image_slots() const { return limits_.image_slots; }
+    int64_t most_images() const { return limits_.image_slots > 0 ? limits_.image_slots : INT64_MAX; }  ///< of a prompt
     int64_t preemptions() const { return preemptions_; }  ///< sequences whose pages were taken, to be computed anew
 
   private:
     bool make_room(Sequence& sequence, int64_t tokens);
     void preempt_last();
     void release(Sequence& sequence);
+    bool hold_images(Sequence& sequence);
+    void finish_parts(std::vector<ScheduledChunk>& parts) const;
     void add_decoding(std::vector<ScheduledChunk>& parts);
     void add_prompts(std::vector<ScheduledChunk>& parts, int64_t tokens, const ChunkedPrefillPolicy& policy = {});
     void take_in_prompts(std::vector<ScheduledChunk>& parts);
@@ -120,6 +129,7 @@ class Scheduler {
 
     SchedulerLimits limits_;
     BlockAllocator pool_;
+    ImageSlots slots_;
     std::deque<std::unique_ptr<Sequence>> waiting_;
     std::vector<std::unique_ptr<Sequence>> running_;  ///< in the order in which they were admitted
     int64_t added_ = 0, preemptions_ = 0;

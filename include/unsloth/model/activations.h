@@ -161,6 +161,7 @@ struct TokenBuffers {
     at::Tensor q_offsets;                          ///< int32, of the most segments + 1
     at::Tensor k_offsets, key_tokens, key_places;  ///< int32: as these two, of keys; undefined where all are own
     at::Tensor adapter_T;                          ///< int32; undefined without several adapters
+    at::Tensor feature_adapter_S;                  ///< likewise of image features
     at::Tensor slots_T, lengths_S, pages;          ///< int32, of generation: ops::PagedRows; undefined without a cache
     std::vector<RopeTable> ropes;                  ///< by ModelSpec::ropes
 };

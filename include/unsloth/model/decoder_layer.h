@@ -37,6 +37,7 @@ struct TokenInputs {
     at::Tensor features_full;                    ///< [S, D + R]: what they see, with the columns of a layer's adapters
     at::Tensor attends_T, adds_T;                ///< fp32, of the sight
     at::Tensor feature_row_S, feature_offset_S;  ///< int32, for dropout of the features; may be undefined
+    at::Tensor feature_adapter_S;                ///< as adapter_T, of features
     std::shared_ptr<const DecodeBatch> cached;   ///< nullptr: every key is of this pass
 };
 

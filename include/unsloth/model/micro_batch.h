@@ -36,6 +36,10 @@ class MicroBatch {
     void forward_with_kv_cache(const data::Batch& batch, const std::vector<int32_t>& slots_T,
                                const std::vector<int32_t>& adapter_T, ops::PagedRows rows);
 
+    /// After that, of a model whose layers cross: what the tokens see of features in the cache. `images`: those that
+    /// the tower sees now, at the sight's places.
+    void see_cached(std::shared_ptr<const ImageSight> sight, std::vector<data::Image> images);
+
     int64_t tokens() const { return tokens_; }    ///< added ones among them
     int64_t targets() const { return targets_; }  ///< rows with one
     int64_t segments() const { return segments_; }
@@ -48,6 +52,8 @@ class MicroBatch {
 
   private:
     void take_images(const data::Batch& batch);
+    void require_planned(const data::Image& image) const;
+    void take_sight(std::shared_ptr<const ImageSight> sight);
     void upload_shared_keys(const data::Batch& batch);
     void upload_keys(const std::vector<int32_t>& keys, const std::vector<int32_t>& offsets, int64_t all_keys);
     void make_rope_tables(const data::Batch& batch, int64_t longest_position);

@@ -30,6 +30,10 @@ struct CachedPass {
     std::vector<int32_t> slots_T;    ///< the place in the cache of each token's keys and values
     std::vector<int32_t> adapter_T;  ///< which of the plan's adapters each token has, -1: none; empty where it has one
     ops::PagedRows rows;             ///< what the host knows of those that go on
+    /// Of a model whose layers cross: what these rows see; nullptr: none has images. Those that the tower sees now,
+    /// whose keys layers keep.
+    std::shared_ptr<const ImageSight> sight;
+    std::vector<data::Image> seen_now;
     at::Tensor ids;  ///< int32, on the device: the first tokens' ids, instead of the batch's; may be undefined
 };
 

@@ -1,6 +1,7 @@
 // A frozen tower over an image's tiles (spec::TilesSpec), forward, and where its features lie among a micro-batch's.
 #pragma once
 
+#include <span>
 #include <vector>
 
 #include "unsloth/data/batch.h"
@@ -20,26 +21,43 @@ struct TilePlace {
 struct SegmentFeatures {
     int32_t token = 0;  ///< the segment's first
     int64_t first = 0, rows = 0;
+    int32_t adapter = -1;  ///< which of several makes their keys; -1: none of them
 };
 
-/// What a micro-batch's tokens see of its images' features. A segment's features lie together: those of all its
-/// images' own tiles in the order of their tokens, then those of padding.
-struct ImageSight {
+/// What the tokens of one row see of its images' features, which lie together: those of all its images' own tiles in
+/// the order of their tokens, then those of padding.
+struct RowSight {
     std::vector<TilePlace> places;            ///< of each image
+    std::vector<ops::AttentionRange> ranges;  ///< of the row's tokens over features
+    int64_t rows = 0;                         ///< of its features
+    int32_t first_image = 0;  ///< its token: what comes before sees all images, and the MLP adds nothing
+};
+/// Of tokens [begin, end), among which the images' tokens are; features from row `first` on. An image's token, and what
+/// follows up to the next one's, sees the image's own tiles; tokens of images in a row are one, so that what follows
+/// sees all of these. What comes before the first image sees all tiles of all images, with those of padding, as in
+/// transformers. There is one image at least.
+RowSight row_sight(const spec::VisionSpec& spec, std::span<const data::Image> images, int64_t first, int32_t begin,
+                   int32_t end);
+
+/// What a micro-batch's tokens see of its images' features.
+struct ImageSight {
+    std::vector<TilePlace> places;            ///< of each image that the tower sees
     std::vector<ops::AttentionRange> ranges;  ///< of tokens over features
-    std::vector<SegmentFeatures> segments;    ///< of those with images
+    std::vector<SegmentFeatures> segments;    ///< whose keys are made; in generation others are there from before
     int64_t rows = 0;                         ///< of all features
     /// [T] 1 for tokens of segments with images, which all attend; and for those that an image's token precedes, or
     /// which are one: the MLP adds to no others. Else 0.
     std::vector<float> attends, adds;
+
+    /// Tokens [from, from + count) of a row, which follow those that are here; of a row without images nullptr.
+    void add_tokens(const RowSight* row, int64_t from, int64_t count);
+    int64_t made() const;  ///< rows of features whose keys are made
 };
-/// segments: as data::Batch::segments. An image's token, and what follows up to the next one's, sees the image's own
-/// tiles; tokens of images in a row are one, so that what follows sees all of these. What comes before a segment's
-/// first image sees all tiles of all of its images, with those of padding, as in transformers.
+/// segments: as data::Batch::segments.
 ImageSight sight_of(const spec::VisionSpec& spec, const std::vector<data::Image>& images,
                     const std::vector<int32_t>& segments);
 
-/// Fills b.features at each image's place, its first D columns.
+/// Fills b.features at each image's place, its first D columns. Images that share their pixels are seen once.
 void see_tiles(ops::Context& ctx, const spec::VisionSpec& spec, const weights::VisionWeights& w, const VisionBuffers& b,
                const std::vector<data::Image>& images, const std::vector<TilePlace>& places);
 

@@ -30,7 +30,8 @@ struct SampledToken {
     float logprob = 0;  ///< natural; sums are in fp64 or, of a thread's terms on CUDA, in fp32
 };
 
-/// `ids`: the prompt, then from `answer_begin` on the answer so far. Among equals the lowest id is the likelier.
+/// `ids`: the prompt, then from `answer_begin` on the answer so far. The prompt may have ids beyond the vocabulary,
+/// which are never drawn. Among equals the lowest id is the likelier.
 /// A token is drawn as the first of independent exponential waits of rate p (so no order of summation matters).
 /// `allowed` (empty: all): of words of 32 bits, the bit of each token that may be drawn, over the whole vocabulary.
 /// A row of which a logit is NaN, the highest infinite, or no allowed one finite, has no token: id 0, log-probability

@@ -34,6 +34,7 @@ struct Answering {
     int64_t rows = 1;
     int64_t prompt = 1;  ///< tokens of the longest
     int64_t context = 1;
+    int64_t images = 0, patches = 0;  ///< most images of a prompt, and patches of the largest
 };
 
 /// What a model is loaded for.

@@ -37,6 +37,12 @@ struct EvalRow {
 struct SampleRow {
     int64_t step = 0;
     std::string prompt, answer;
+    int64_t number = 0;               ///< of the prompt, from 1; 0: an earlier version did not say
+    std::vector<std::string> images;  ///< data: URLs of thumbnails, in a few rows
+    /// Whether both answer the same prompt.
+    bool is_of(const SampleRow& other) const {
+        return prompt == other.prompt && (number == other.number || number == 0 || other.number == 0);
+    }
 };
 inline constexpr const char* samples_file = "samples.jsonl";
 

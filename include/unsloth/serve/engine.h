@@ -93,6 +93,7 @@ class Engine {
     int64_t context() const { return decoder_.scheduler().context(); }  ///< prompt and answer of one sequence
     /// Tokens of the largest image of a prompt.
     int64_t longest_image() const { return decoder_.scheduler().longest_image(); }
+    int64_t most_images() const { return decoder_.scheduler().most_images(); }
 
   private:
     struct Active {

@@ -24,6 +24,7 @@ struct SeenPrompt {
 
     int64_t size() const { return static_cast<int64_t>(ids.size()); }
     int64_t patches() const { return images ? images->patches() : 0; }  ///< of its largest image
+    int64_t image_count() const { return images ? std::ssize(images->images) : 0; }
 };
 
 /// Of a model without a tower, or where images are not read: prompts with images are refused. Safe from any thread.
@@ -32,13 +33,20 @@ class Sight {
     Sight() = default;
     explicit Sight(const OpenedModel& opened);
 
-    bool sees_images() const { return vision_ != nullptr && vision_->missing.empty() && !tower_.tiles; }
+    bool sees_images() const { return vision_ != nullptr && vision_->missing.empty(); }
     /// Patches of the largest image of up to `tokens` tokens that the model's processor makes; 0: it sees none.
     int64_t most_patches(int64_t tokens) const;
+    /// ActivationSizes::image_tokens of answers to prompts of up to `images` images each; 0: it is not known. `rows` of
+    /// them run at a time, in passes of `pass_tokens`.
+    int64_t image_room(int64_t pass_tokens, int64_t rows, int64_t images) const;
+
+    /// data::thumbnail_of() of a prompt's images, the first `most` of them.
+    std::vector<std::string> thumbnails(const SeenPrompt& prompt, std::size_t most) const;
 
     /// What is refused before anything is decoded.
     struct Bounds {
         int64_t image = INT64_MAX;   ///< tokens of an image
+        int64_t images = INT64_MAX;  ///< images of a prompt
         int64_t prompt = INT64_MAX;  ///< a longer prompt is returned without its images, for the caller to refuse
     };
     /// `row`: a conversation, with images or without any; `encode` makes ids of it. Paths of images are below `root`.

@@ -40,11 +40,12 @@ class CompletionEvaluator {
     CompletionEvaluator(const AnswerRules& rules, const data::Dataset& rows, const session::OpenedModel& opened,
                         const std::vector<std::pair<std::string, std::string>>& files);
 
-    bool sees_images() const { return sees_images_; }                     ///< some questions have images
+    bool sees_images() const { return most_images_ > 0; }                 ///< some questions have images
+    int64_t image_room(int64_t pass_tokens) const;                        ///< ActivationSizes::image_tokens
     int64_t longest() const { return longest_; }                          ///< question, in tokens
     int64_t context() const { return longest_ + rules_.max_new_tokens; }  ///< with its answer
     int64_t rows() const;                                                 ///< that are answered at a time
-    placement::Answering needs() const { return {rows(), longest(), context()}; }
+    placement::Answering needs() const { return {rows(), longest(), context(), most_images_, most_patches_}; }
 
     struct Result {
         objective::Figures figures;                ///< "exact_match" or "regex", and "NAME_exact_match" of each set
@@ -80,7 +81,7 @@ class CompletionEvaluator {
     std::vector<int32_t> stops_;
     std::vector<Question> questions_;
     int64_t longest_ = 0;
-    bool sees_images_ = false;
+    int64_t most_images_ = 0, most_patches_ = 0;  ///< of a question, and of its largest image
 };
 
 }  // namespace unsloth::train

@@ -24,9 +24,10 @@ class Samples {
     ~Samples();
 
     /// Prompts are answered one after another.
-    placement::Answering needs() const { return {1, longest_, room()}; }
-    /// Answers with the model as it is and adds {"step", "epoch", "prompt", "answer"} to output_dir/samples.jsonl for
-    /// each. `after_step`: the step that the run began with. The model's plan has what needs() says.
+    placement::Answering needs() const;
+    /// Answers with the model as it is and adds {"step", "epoch", "number", "prompt", "answer"} to
+    /// output_dir/samples.jsonl for each; the first time also "images", a few thumbnails, of a prompt with images.
+    /// `after_step`: the step that the run began with. The model's plan has what needs() says.
     void answer(ops::Context& ctx, model::Model& model, int64_t step, double epoch, int64_t after_step);
 
   private:
@@ -35,6 +36,7 @@ class Samples {
     std::string output_dir_;
     int64_t max_new_tokens_;
     tokenizer::Tokenizer tokenizer_;
+    session::Sight sight_;
     std::vector<session::SeenPrompt> prompts_;
     std::vector<int32_t> stops_;
     int64_t longest_ = 0;

@@ -1,5 +1,5 @@
-"""Makes qwen3_vl/generate.json and qwen2_5_vl/generate.json: what transformers answers greedily to prompts with images,
-in fp32 on the CPU, from the tiny models here and the images and processors of tests/golden/images.
+"""Makes generate.json of qwen3_vl, qwen2_5_vl and mllama: what transformers answers greedily to prompts with images, in
+fp32 on the CPU, from the tiny models here and the images and processors of tests/golden/images.
 
 Run with transformers 5.23.0 and Pillow: python3 make_seen_answers.py
 """
@@ -12,6 +12,10 @@ from pathlib import Path
 import torch
 from PIL import Image, ImageOps
 from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer
+from transformers.models.mllama.processing_mllama import (
+    convert_sparse_cross_attention_mask_to_dense,
+    get_cross_attention_token_mask,
+)
 
 HERE = Path(__file__).parent
 IMAGES = HERE.parent / "images"
@@ -45,10 +49,40 @@ CASES = [
     ([user(text("red circle lies"))], []),
 ]  # fmt: skip
 
+# Of a model that reads tiles also: images apart from one another, whose rows see one each; and one that ends a prompt.
+TILED_CASES = [
+    ([user(IMAGE, text("far three blue"))], ["images/h_rgba.png"]),
+    *CASES[1:],
+    (
+        [user(text("the"), IMAGE, text("red"), IMAGE, text("dots blue"), IMAGE)],
+        ["images/g_rgb.png", "images/i_palette.png", "images/e_cmyk.jpg"],
+    ),
+    ([user(IMAGE, text("red circle lies"))], ["images/g_rgb.png"]),
+]
 
-def inputs_of(messages, images, tokenizer, processor):
+
+def tiled_inputs_of(messages, images, tokenizer, processor, add_generation_prompt=True):
+    """As MllamaProcessor makes them."""
+    ids = tokenizer.apply_chat_template(
+        messages, add_generation_prompt=add_generation_prompt, return_dict=True
+    )["input_ids"]  # fmt: skip
+    if not images:
+        return {"input_ids": torch.tensor([ids])}
+    seen = processor([[ImageOps.exif_transpose(Image.open(IMAGES / name)) for name in images]], return_tensors="pt")
+    tiles = seen.pop("num_tiles")
+    mask = convert_sparse_cross_attention_mask_to_dense(
+        [get_cross_attention_token_mask(ids, tokenizer.convert_tokens_to_ids("<|image|>"))],
+        num_tiles=tiles if isinstance(tiles, list) else tiles.tolist(), max_num_tiles=processor.max_image_tiles,
+        length=len(ids),
+    )  # fmt: skip
+    return {"input_ids": torch.tensor([ids]), "cross_attention_mask": torch.tensor(mask), **seen}
+
+
+def inputs_of(messages, images, tokenizer, processor, add_generation_prompt=True):
     """What the model's processor makes, but for its part in videos, which would need torchvision."""
-    ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]
+    ids = tokenizer.apply_chat_template(
+        messages, add_generation_prompt=add_generation_prompt, return_dict=True
+    )["input_ids"]  # fmt: skip
     if not images:
         return {"input_ids": torch.tensor([ids])}
     seen = processor([ImageOps.exif_transpose(Image.open(IMAGES / name)) for name in images], return_tensors="pt")
@@ -70,23 +104,29 @@ def answer(model, inputs):
     return made.sequences[0, length:].tolist(), (top[:, 0] - top[:, 1]).min().item()
 
 
+def unpacked(family, folder, source=None):
+    """The model and processor of a family as plain files in a folder, or those of `source`."""
+    folder.mkdir(exist_ok=True)
+    sources = [source] if source else [HERE / family / "model", IMAGES / family / "saved"]
+    for file in [file for one in sources for file in one.iterdir()]:
+        is_packed = file.suffix == ".xz"
+        data = file.read_bytes()
+        (folder / (file.stem if is_packed else file.name)).write_bytes(lzma.decompress(data) if is_packed else data)
+    return folder
+
+
 def main():
     torch.set_num_threads(1)
-    for family in ("qwen3_vl", "qwen2_5_vl"):
+    for family in ("qwen3_vl", "qwen2_5_vl", "mllama"):
+        tiled = family == "mllama"
         with tempfile.TemporaryDirectory() as name:
-            folder = Path(name)
-            for file in [*(HERE / family / "model").iterdir(), *(IMAGES / family / "saved").iterdir()]:
-                is_packed = file.suffix == ".xz"
-                data = file.read_bytes()
-                (folder / (file.stem if is_packed else file.name)).write_bytes(
-                    lzma.decompress(data) if is_packed else data
-                )
+            folder = unpacked(family, Path(name))
             tokenizer = AutoTokenizer.from_pretrained(folder)
             processor = AutoImageProcessor.from_pretrained(folder, backend="pil")
             model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
         answers = []
-        for messages, images in CASES:
-            inputs = inputs_of(messages, images, tokenizer, processor)
+        for messages, images in TILED_CASES if tiled else CASES:
+            inputs = (tiled_inputs_of if tiled else inputs_of)(messages, images, tokenizer, processor)
             ids, margin = answer(model, inputs)
             answers.append({"messages": messages, "images": images, "prompt_ids": inputs["input_ids"][0].tolist(),
                             "ids": ids, "margin": margin})  # fmt: skip
@@ -95,4 +135,5 @@ def main():
         (HERE / family / "generate.json").write_text(f"[\n{lines}\n]\n")
 
 
-main()
+if __name__ == "__main__":
+    main()
