@@ -84,6 +84,8 @@ void run_evaluate(const config::LoadedConfig& given, const engine_api::EvaluateR
         limits.tokens = std::max({limits.tokens, answers->longest() + beside, answers->rows()});
         limits.segments = std::max(limits.segments, answers->rows());
         limits.labels = std::max(limits.labels, answers->rows());
+        // As many images may begin in a pass as its tokens stand for.
+        if (answers->sees_images()) limits.image_tokens = limits.tokens;
     }
     const session::LoadedModel model = session::load_for_inference(
         loaded, opened, limits.tokens, limits.segments, std::max<int64_t>(limits.labels, 1), shortest,
