@@ -252,22 +252,29 @@ ImageSight sight_of(const spec::VisionSpec& spec, const std::vector<data::Image>
 }
 
 void see_tiles(ops::Context& ctx, const spec::VisionSpec& spec, const weights::VisionWeights& w, const VisionBuffers& b,
-               const std::vector<data::Image>& images, const std::vector<TilePlace>& places) {
+               const std::vector<data::Image>& images, const std::vector<TilePlace>& places, KeptFeatures* kept) {
     const ops::Region region(ctx, "tower");
+    const spec::TilesSpec& tiles = *spec.tiles;
     const auto copy = [&](int64_t from, int64_t rows, int64_t to) {
         const at::Tensor features = b.features.narrow(1, 0, spec.out_size);
         if (rows > 0) ops::copy_2d(ctx, features.narrow(0, from, rows), features.narrow(0, to, rows));
     };
     for (std::size_t i = 0; i < images.size(); ++i) {
-        const auto same = std::ranges::find(images, images[i].pixels, &data::Image::pixels);
+        const int64_t own = images[i].patches() * tiles.rows(), padding = tiles.features() - own;
+        const auto same = std::ranges::find_if(images, [&](const data::Image& one) { return one.same_as(images[i]); });
         const auto first = static_cast<std::size_t>(same - images.begin());
-        if (first == i) {
-            TileSight(ctx, spec, w, b, images[i]).pass(places[i]);
+        if (first < i) {
+            copy(places[first].own, own, places[i].own);
+            copy(places[first].padding, padding, places[i].padding);
             continue;
         }
-        const int64_t own = images[i].patches() * spec.tiles->rows();
-        copy(places[first].own, own, places[i].own);
-        copy(places[first].padding, spec.tiles->features() - own, places[i].padding);
+        std::vector<at::Tensor> features;
+        if (kept != nullptr) {
+            features = {b.features.narrow(0, places[i].own, own), b.features.narrow(0, places[i].padding, padding)};
+            if (kept->fetch(images[i].content, features)) continue;
+        }
+        TileSight(ctx, spec, w, b, images[i]).pass(places[i]);
+        if (kept != nullptr) kept->keep(images[i].content, features);
     }
 }
 

@@ -141,7 +141,7 @@ std::vector<ImagePlace> image_places(const spec::VisionSpec& spec, const std::ve
         const int64_t count = spec.tokens_of(image.patches()), before = image.cached;
         int64_t seen = next;
         for (std::size_t i = 0; i < places.size() && seen == next; ++i)
-            if (images[i].pixels == image.pixels) seen = places[i].seen;
+            if (images[i].same_as(image)) seen = places[i].seen;
         places.push_back({seen + before, image.first, count - before, seen, seen != next});
         if (seen == next) next += count;
     }
@@ -175,10 +175,20 @@ std::vector<SeenTogether> seen_together(const spec::VisionSpec& spec, const Visi
 }
 
 void see_images(ops::Context& ctx, const spec::VisionSpec& spec, const weights::VisionWeights& w,
-                const VisionBuffers& b, const std::vector<data::Image>& images, bool together, bool adapted) {
+                const VisionBuffers& b, const std::vector<data::Image>& images, bool together, bool adapted,
+                KeptFeatures* kept) {
     const ops::Region region(ctx, "tower");
-    for (const SeenTogether& some : seen_together(spec, b, images, together))
+    for (const SeenTogether& some : seen_together(spec, b, images, together && kept == nullptr)) {
+        std::vector<at::Tensor> features;  // of one image
+        if (kept != nullptr) {
+            const int64_t count = spec.tokens_of(some.images.front().patches());
+            features.push_back(b.features.narrow(0, some.feature, count));
+            for (const at::Tensor& more : b.deepstack) features.push_back(more.narrow(0, some.feature, count));
+            if (kept->fetch(some.images.front().content, features)) continue;
+        }
         Sight(ctx, spec, w, b, some, adapted && w.adapted()).pass();
+        if (kept != nullptr) kept->keep(some.images.front().content, features);
+    }
 }
 
 }  // namespace unsloth::model

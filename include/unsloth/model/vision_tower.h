@@ -4,6 +4,7 @@
 
 #include "unsloth/data/batch.h"
 #include "unsloth/model/activations.h"
+#include "unsloth/model/kept_features.h"
 #include "unsloth/ops/context.h"
 #include "unsloth/spec/vision_spec.h"
 #include "unsloth/weights/vision_weights.h"
@@ -13,9 +14,11 @@ namespace unsloth::model {
 /// Fills b.features and b.deepstack with what stands for the images' tokens, in their order. Images that share their
 /// pixels are seen once. `together`: as many at a time as b has room for; else one after another, so that an image's
 /// features are the same bits in whatever pass it is. `adapted`: with the tower's adapters, if it has some. Where b has
-/// room for it, what enters the blocks is kept for see_images_backward. Nothing synchronises.
+/// room for it, what enters the blocks is kept for see_images_backward. With `kept`, of a tower without adapters, one
+/// after another: what is kept is copied, and what is seen is kept while there is room. Nothing synchronises.
 void see_images(ops::Context& ctx, const spec::VisionSpec& spec, const weights::VisionWeights& w,
-                const VisionBuffers& b, const std::vector<data::Image>& images, bool together, bool adapted);
+                const VisionBuffers& b, const std::vector<data::Image>& images, bool together, bool adapted,
+                KeptFeatures* kept = nullptr);
 /// After see_images of the same images, together and adapted: adds the gradients of the adapters, whose parameters
 /// `parameters` are, from those of b.features and b.deepstack, which lie in these buffers. A block is computed again
 /// from what entered it. Nothing synchronises.
