@@ -89,7 +89,8 @@ void each_of(const std::vector<Wanted>& wanted, const Work& work) {
 
 void load_pixels(std::vector<Sample>& rows, const VisionRows& vision, const KeptImages* kept) {
     std::vector<Wanted> wanted;
-    std::vector<std::pair<Image*, const Image*>> again;  // and the image before that is the same, as a pair's answers see
+    std::vector<std::pair<Image*, const Image*>>
+        again;  // and the image before that is the same, as a pair's answers see
     for (Sample& row : rows)
         for (std::size_t i = 0; i < row.sources.size(); ++i) {
             if (row.images.at(i).pixels) continue;

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <unordered_set>
 
+#include "unsloth/core/error.h"
 #include "unsloth/core/hash.h"
 #include "unsloth/core/log.h"
 #include "unsloth/core/text.h"
@@ -12,6 +13,9 @@ namespace {
 
 constexpr int64_t share_of_room = 2;  // half of what the plan leaves of the host's memory: files need some, too
 constexpr int64_t useful_share = 4;   // a quarter of the images: fewer save little
+/// A GPU takes as long for an image alone as for so many patches of images that are seen together
+/// (docs/performance/images.md). What is kept is seen alone, so that a resumed run has the same bits.
+constexpr int64_t patches_of_a_pass = 1600;
 
 uint64_t hash_of(const std::string& text) {
     ContentHash hash;
@@ -27,47 +31,58 @@ bool RunSetup::may_keep_features() const {
 }
 
 /// Of all images of the rows, each file once.
-int64_t RunSetup::features_bytes() const {
+RunSetup::Features RunSetup::features() const {
     const spec::ModelSpec& spec = opened_.file->spec;
     std::unordered_set<uint64_t> files;
-    int64_t bytes = 0;
+    Features all;
     for (const data::Dataset* rows : {&loader_->dataset(), static_cast<const data::Dataset*>(&eval_rows_)})
         for (int64_t i = 0; i < rows->size(); ++i) {
             if (rows->image_sizes(i).patches == 0) continue;
             const data::Sample row = rows->sample(i);
-            for (std::size_t k = 0; k < row.sources.size(); ++k)
-                if (files.insert(hash_of(row.sources[k].data)).second)
-                    bytes +=
-                        model::kept_bytes(spec, plan_->layout(), plan_->request().dtype, row.images.at(k).patches());
+            for (std::size_t k = 0; k < row.sources.size(); ++k) {
+                if (!files.insert(hash_of(row.sources[k].data)).second) continue;
+                const int64_t patches = row.images.at(k).patches();
+                all.files += 1;
+                all.patches += patches;
+                all.bytes += model::kept_bytes(spec, plan_->layout(), plan_->request().dtype, patches);
+            }
         }
-    return bytes;
+    return all;
 }
 
 /// After the plan was chosen: features get host memory that it leaves.
 void RunSetup::plan_kept_features() {
     if (!kept_ || plan_->request().sizes.patches == 0) return;
     const bool automatic = config().training.image_features == config::ImageFeatures::automatic;
-    if (automatic && total_steps_ <= epoch_steps_) {
-        log::info("images     their features are not kept: the run is no longer than one epoch");
-        return;
+    const auto leave = [&](const std::string& why) { log::info("images     their features are not kept: ", why); };
+    if (plan_->trains_tower()) {
+        if (automatic) return leave("the tower is trained");
+        throw Error("option.conflict",
+                    "training.image_features keep contradicts lora.vision: features change at each step",
+                    "Leave one of them out.");
     }
+    if (automatic && total_steps_ <= epoch_steps_) return leave("the run is no longer than one epoch");
+    const Features all = features();
     model::LoadRequest request = plan_->request();
+    const bool one_by_one = opened_.file->spec.vision->tiles.has_value();  // they always are
+    if (automatic && request.device.is_cuda() && !one_by_one &&
+        all.patches * total_steps_ < patches_of_a_pass * all.files * epoch_steps_)
+        return leave("they are small, and seen together they take less time than each alone once");
     const spec::MemoryNeed need = plan_->need();
     const int64_t room = request.device.is_cuda() ? (budget().host - (need.host - need.there)) / request.processes
                                                   : budget().device - need.device;
-    const int64_t wanted = features_bytes();
+    const int64_t wanted = all.bytes;
     int64_t bytes = std::clamp<int64_t>(room / share_of_room, 0, wanted);
     if (automatic && bytes < wanted / useful_share) bytes = 0;
     // Also without room: so that a resumed run sees images as it did before, one after another.
     request.kept = kept_;
     request.kept_bytes = bytes;
     *plan_ = plan_->with(std::move(request));
-    const std::string all = cat("of all images they take ", human_bytes(wanted));
+    const std::string taken = cat("of all images they take ", human_bytes(wanted));
     if (bytes == 0)
-        log::info("images     their features are not kept: ", all, ", and host memory has ", human_bytes(room),
-                  " left, of which half may be taken");
+        leave(cat(taken, ", and host memory has ", human_bytes(room), " left, of which half may be taken"));
     else
-        log::info("images     their features stay in host memory, ", human_bytes(bytes), ": ", all,
+        log::info("images     their features stay in host memory, ", human_bytes(bytes), ": ", taken,
                   bytes < wanted ? "; those that do not fit are recomputed" : "");
 }
 

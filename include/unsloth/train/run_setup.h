@@ -127,7 +127,10 @@ class RunSetup {
     std::string plan_before() const;
     void choose_plan();
     bool may_keep_features() const;
-    int64_t features_bytes() const;
+    struct Features {
+        int64_t files = 0, patches = 0, bytes = 0;
+    };
+    Features features() const;
     void plan_kept_features();
     bool fits_everywhere() const;
     void plan_references(data::BatchLimits& limits);

@@ -124,7 +124,7 @@ void declare_passes(OptionSet& options, TrainingOptions& training) {
                     "What a frozen vision tower makes of the images. keep: features stay in host memory, and from the "
                     "second epoch on the tower does not run. Images that do not fit are recomputed. recompute: the "
                     "tower runs in each pass. auto keeps them if there is more than one epoch, and room for a quarter "
-                    "of them.")
+                    "of them, unless the images are small.")
         .suggested_for({"cache_image_features", "cache_vision_features"})
         .on_resume(OnResume::logged);
     options
