@@ -122,7 +122,7 @@ class Vision(Seeing):
     def two_epochs(self, folder, rows, out, *more, steps=16):
         """What a run of 8 steps an epoch says, and its losses."""
         arguments = self.train_arguments(
-            folder, rows, "--per_device_train_batch_size", 4, "--max_steps", steps, "--data.eval_file", rows,
+            folder, rows, "--per_device_train_batch_size", 4, "--gradient_accumulation_steps", 1, "--max_steps", steps, "--data.eval_file", rows,
             "--eval_steps", 4, "--save_steps", 10, *more, out=out,
         )  # fmt: skip
         log = self.succeed("train", *arguments).err
@@ -145,7 +145,7 @@ class Vision(Seeing):
             log, recomputed = self.two_epochs(folder, rows, "recomputed", "--image_features", "recompute")
             self.assertNotIn("the tower saw", log)
             for one, other in zip(kept, recomputed, strict=True):
-                self.assertAlmostEqual(one, other, delta=1e-5)
+                self.assertAlmostEqual(one, other, delta=1e-3)
             log, _ = self.two_epochs(folder, rows, "short", steps=8)
             self.assertIn("their features are not kept: the run is no longer than one epoch", log)
             # As a run that was killed leaves its folder.
