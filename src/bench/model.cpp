@@ -45,8 +45,11 @@ void add_images(data::Sample& sample, const spec::VisionSpec& spec, const RowIma
             pixels[at] = static_cast<uint8_t>(philox4x32(1, 3, static_cast<uint32_t>(at), static_cast<uint32_t>(i),
                                                          static_cast<uint32_t>(sample.row), 0)
                                                   .w[0]);
-        sample.images.push_back(
-            {static_cast<int32_t>(first), grid, grid, std::make_shared<const std::vector<uint8_t>>(std::move(pixels))});
+        sample.images.push_back({.first = static_cast<int32_t>(first),
+                                 .grid_h = grid,
+                                 .grid_w = grid,
+                                 .pixels = std::make_shared<const std::vector<uint8_t>>(std::move(pixels)),
+                                 .content = images.kept ? cat(sample.row, " ", i) : ""});
     }
     if (spec.tiles) return;
     data::VisionRows rows;
@@ -128,6 +131,13 @@ BenchedModel::BenchedModel(const config::LoadedConfig& loaded, at::Device device
         plan_ = std::make_unique<model::ModelPlan>(opened_.file, load);
     }
     placement::choose_memory_use(loaded.config, *plan_, micro_batches);
+    if (images.kept && of_images > 0) {
+        load = plan_->request();
+        load.kept = std::make_shared<model::KeptFeatures>();
+        load.kept_bytes = micro_batches * static_cast<int64_t>(lengths.size()) * images.count *
+                          model::kept_bytes(spec(), plan_->layout(), load.dtype, images.patches(*spec().vision));
+        *plan_ = plan_->with(load);
+    }
     placement::require_memory(*plan_, placement::memory_budget(loaded.config, device));
     ctx_ = placement::make_context(loaded.config, *plan_);
     model_ = std::make_unique<model::Model>(*ctx_, plan_->load(*ctx_, placement::load_share(group, *plan_)));

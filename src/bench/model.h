@@ -13,6 +13,7 @@ namespace unsloth::bench {
 struct RowImages {
     int64_t count = 0;
     int64_t pixels = 0;  ///< of a side
+    bool kept = false;   ///< their features are kept in host memory by the first step
 
     int32_t grid(const spec::VisionSpec& spec) const;  ///< patches of a side, of the nearest number of tokens; or tiles
     int64_t patches(const spec::VisionSpec& spec) const { return int64_t{grid(spec)} * grid(spec); }

@@ -167,7 +167,7 @@ engine_api::BenchResult bench_step(const config::LoadedConfig& loaded, const eng
     const at::Device device = ops::choose_device(loaded.config.hardware.device);
     const std::vector<int64_t> lengths = row_lengths(batch, seq, request.min_seq);
     const int64_t tokens = request.accumulate * std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
-    const RowImages images{request.images, request.image_size};
+    const RowImages images{request.images, request.image_size, request.keep_features};
     BenchedModel benched(loaded, device, lengths, nullptr, request.accumulate, nullptr, images);
     ops::Context& ctx = benched.ctx();
     const spec::ModelSpec& spec = benched.spec();
@@ -200,8 +200,9 @@ engine_api::BenchResult bench_step(const config::LoadedConfig& loaded, const eng
                          images.count > 0 && spec.vision->tiles ? images.count * spec.vision->tiles->features() : 0);
     const auto rate = [&](bool fp8) { return fp8 ? rates.base : rates.compute; };
     const int64_t patches = images.count > 0 ? images.patches(*spec.vision) : 0;
-    const double tower =
-        patches > 0 ? static_cast<double>(batch * images.count) * spec::vision_operations(*spec.vision, patches) : 0;
+    const double tower = patches > 0 && !images.kept ? static_cast<double>(batch * images.count) *
+                                                           spec::vision_operations(*spec.vision, patches)
+                                                     : 0;
     const double floor_ms = 1000 * static_cast<double>(request.accumulate) *
                             (operations.forward / rate(forward_coded(load.coded)) + operations.dx / rates.base +
                              operations.head / 2 / rate(forward_coded(load.sizes.head_coded)) +
@@ -224,6 +225,8 @@ engine_api::BenchResult bench_step(const config::LoadedConfig& loaded, const eng
         {"accumulate", request.accumulate},
         {"images", batch * images.count},
         {"patches_each", patches},
+        {"kept_features", images.kept},
+        {"kept_features_mib", static_cast<double>(load.kept_bytes) / (1 << 20)},
         {"tower_floor_ms", 1000 * static_cast<double>(request.accumulate) * tower / rates.compute},
         {"in_flight", load.run.in_flight},
         {"tokens", tokens},

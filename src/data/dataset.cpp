@@ -113,7 +113,7 @@ Dataset Dataset::from_samples(const std::vector<Sample>& samples) {
 }
 
 void Dataset::load_pixels(std::vector<Sample>& rows) const {
-    if (store_->vision) data::load_pixels(rows, *store_->vision);
+    if (store_->vision) data::load_pixels(rows, *store_->vision, kept_.get());
 }
 
 Sample Dataset::sample(int64_t i) const {
@@ -149,7 +149,9 @@ int64_t Dataset::first_targets(int64_t i) const {
 Dataset Dataset::subset(const std::vector<int64_t>& places) const {
     std::vector<int64_t> rows;
     for (const int64_t place : places) rows.push_back(rows_.at(static_cast<std::size_t>(place)));
-    return Dataset(store_, std::move(rows), stats_);
+    Dataset part(store_, std::move(rows), stats_);
+    part.kept_ = kept_;
+    return part;
 }
 
 Dataset Dataset::with_foreign_answers(int64_t longest) const {

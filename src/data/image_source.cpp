@@ -9,6 +9,7 @@
 #include "data/columns.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
+#include "unsloth/core/hash.h"
 #include "unsloth/data/reader.h"
 
 namespace unsloth::data {
@@ -152,6 +153,14 @@ ImageSource image_source(const Json& value, const fs::path& root, const std::str
 
 images::Size size_of(const ImageSource& source) {
     return with_bytes(source, [](std::span<const std::byte> bytes) { return images::read_size(bytes); });
+}
+
+std::string hash_of(const ImageSource& source) {
+    return with_bytes(source, [](std::span<const std::byte> bytes) {
+        ContentHash hash;
+        hash.add({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+        return hash.hex();
+    });
 }
 
 images::Image decode(const ImageSource& source) {

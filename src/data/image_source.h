@@ -19,6 +19,8 @@ ImageSource image_source(const nlohmann::ordered_json& value, const std::filesys
 
 /// The size of an image, from its header. Input Errors of images::read_size() and of files, which name the source.
 images::Size size_of(const ImageSource& source);
+/// A hash of the file's bytes. Errors as size_of().
+std::string hash_of(const ImageSource& source);
 /// Decodes it. Input Errors as size_of(), and where the path has become a link that leads elsewhere.
 images::Image decode(const ImageSource& source);
 /// Its path, or "an image in the row".

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <unordered_map>
 #include <utility>
 
 #include "data/image_source.h"
@@ -57,22 +58,51 @@ std::vector<int32_t> axes_of(const Sample& row, const VisionRows& vision) {
     return axes;
 }
 
-void load_pixels(std::vector<Sample>& rows, const VisionRows& vision) {
-    std::vector<std::pair<Image*, const ImageSource*>> wanted;
-    for (Sample& row : rows)
-        for (std::size_t i = 0; i < row.sources.size(); ++i)
-            if (!row.images.at(i).pixels) wanted.emplace_back(&row.images[i], &row.sources[i]);
+namespace {
+
+struct Wanted {
+    Image* image;
+    const ImageSource* source;
+};
+
+template <class Work>
+void each_of(const std::vector<Wanted>& wanted, const Work& work) {
     parallel_ranges(static_cast<int64_t>(wanted.size()), 1, [&](int64_t begin, int64_t end) {
         for (int64_t i = begin; i < end; ++i) {
             const auto [image, source] = wanted[static_cast<std::size_t>(i)];
-            images::Pixels pixels = images::process(vision.processor, decode(*source));
-            if (pixels.grid.height != image->grid_h || pixels.grid.width != image->grid_w)
-                throw Error("image.damaged",
-                            cat(name_of(*source), ": the image has another size than when its row was encoded"),
-                            "It changed meanwhile: start again, without data.cache_dir's older files.");
-            image->pixels = std::make_shared<const std::vector<uint8_t>>(std::move(pixels.values));
+            work(image, source);
         }
     });
+}
+
+}  // namespace
+
+void load_pixels(std::vector<Sample>& rows, const VisionRows& vision, const KeptImages* kept) {
+    std::vector<Wanted> wanted;
+    for (Sample& row : rows)
+        for (std::size_t i = 0; i < row.sources.size(); ++i)
+            if (!row.images.at(i).pixels) wanted.push_back({&row.images[i], &row.sources[i]});
+    std::vector<std::pair<Image*, const Image*>> again;  // and the image before that is the same
+    if (kept != nullptr) {
+        each_of(wanted, [](Image* image, const ImageSource* source) {
+            image->content = cat(hash_of(*source), " ", image->grid_h, "x", image->grid_w);
+        });
+        std::unordered_map<std::string, const Image*> first;
+        std::erase_if(wanted, [&](const Wanted& one) {
+            const auto [found, fresh] = first.emplace(one.image->content, one.image);
+            if (!fresh) again.emplace_back(one.image, found->second);
+            return !fresh || kept->keeps(one.image->content);
+        });
+    }
+    each_of(wanted, [&](Image* image, const ImageSource* source) {
+        images::Pixels pixels = images::process(vision.processor, decode(*source));
+        if (pixels.grid.height != image->grid_h || pixels.grid.width != image->grid_w)
+            throw Error("image.damaged",
+                        cat(name_of(*source), ": the image has another size than when its row was encoded"),
+                        "It changed meanwhile: start again, without data.cache_dir's older files.");
+        image->pixels = std::make_shared<const std::vector<uint8_t>>(std::move(pixels.values));
+    });
+    for (const auto& [image, first] : again) image->pixels = first->pixels;
 }
 
 }  // namespace unsloth::data

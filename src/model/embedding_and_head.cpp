@@ -70,10 +70,11 @@ void embed(ops::Context& ctx, const Network& network, const MicroBatch& micro, b
     const std::vector<data::Image>& images = micro.images();
     const bool tiles = !images.empty() && network.spec.vision->tiles;  // their features are no embeddings
     if (tiles)
-        see_tiles(ctx, *network.spec.vision, *network.vision, a.vision(), images, micro.inputs().sight->places);
+        see_tiles(ctx, *network.spec.vision, *network.vision, a.vision(), images, micro.inputs().sight->places,
+                  network.kept.get());
     else if (!images.empty())
         see_images(ctx, *network.spec.vision, *network.vision, a.vision(), images,
-                   /*together=*/micro.inputs().cached == nullptr);
+                   /*together=*/micro.inputs().cached == nullptr && !network.kept, network.kept.get());
     const TokenBuffers& tokens = a.tokens();
     const TensorParallel& tp = network.tp;
     each_slice(tp, a.scratch(), [&](const RowRange& range) {

@@ -206,6 +206,13 @@ ModelParts ModelPlan::load(ops::Context& ctx, const weights::LoadShare& share) c
         parts.copies =
             weights::Parameters::copies(*own_table_, request_.optim, request_.sharding, parts.host_memory.get());
     network.embedding_and_head = parts_.base->load_embedding_and_head(ctx, base_memory, trained, shared);
+    if (request_.kept) {
+        network.kept = request_.kept;
+        network.kept->open(request_.kept_bytes > 0
+                               ? parts.host_memory->tensor(parts.host_memory->plan().find(KeptFeatures::buffer),
+                                                           {request_.kept_bytes}, at::kByte)
+                               : at::Tensor());
+    }
     if (sees_images())
         network.vision = weights::VisionWeights::load(*spec().vision, request_.dtype, file_->tensors.vision, arena);
     parts.step_memory = std::make_unique<memory::Arena>(step(), request_.device);

@@ -278,6 +278,8 @@ void ModelPlan::submit_trained_host(memory::Plan& host) const {
 
 void ModelPlan::submit_step(const spec::RunPlan& run, memory::Plan& step, memory::Plan& host) const {
     Activations::plan(own_, layout_, request_.sizes, run, request_.dtype, request_.device, step, host);
+    if (request_.kept_bytes > 0)
+        host.add(KeptFeatures::group, [] { return KeptFeatures::buffer; }, request_.kept_bytes);
 }
 
 ModelPlan::BaseBytes ModelPlan::bytes_of(const weights::BasePlan& base) const {

@@ -224,9 +224,20 @@ ImageSight sight_of(const spec::VisionSpec& spec, const std::vector<data::Image>
 }
 
 void see_tiles(ops::Context& ctx, const spec::VisionSpec& spec, const weights::VisionWeights& w, const VisionBuffers& b,
-               const std::vector<data::Image>& images, const std::vector<TilePlace>& places) {
+               const std::vector<data::Image>& images, const std::vector<TilePlace>& places, KeptFeatures* kept) {
     const ops::Region region(ctx, "tower");
-    for (std::size_t i = 0; i < images.size(); ++i) TileSight(ctx, spec, w, b, images[i]).pass(places[i]);
+    const spec::TilesSpec& tiles = *spec.tiles;
+    for (std::size_t i = 0; i < images.size(); ++i) {
+        std::vector<at::Tensor> features;
+        if (kept != nullptr) {
+            const int64_t own = images[i].patches();
+            features = {b.features.narrow(0, places[i].own, own * tiles.rows()),
+                        b.features.narrow(0, places[i].padding, (tiles.most - own) * tiles.rows())};
+            if (kept->fetch(images[i].content, features)) continue;
+        }
+        TileSight(ctx, spec, w, b, images[i]).pass(places[i]);
+        if (kept != nullptr) kept->keep(images[i].content, features);
+    }
 }
 
 }  // namespace unsloth::model

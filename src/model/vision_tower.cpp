@@ -177,7 +177,7 @@ std::vector<ImagePlace> image_places(const spec::VisionSpec& spec, const std::ve
         const int64_t count = spec.tokens_of(image.patches()), before = image.cached;
         int64_t seen = next;
         for (std::size_t i = 0; i < places.size() && seen == next; ++i)
-            if (images[i].pixels == image.pixels) seen = places[i].seen;
+            if (images[i].same_as(image)) seen = places[i].seen;
         places.push_back({seen + before, image.first, count - before, seen, seen != next});
         if (seen == next) next += count;
     }
@@ -193,7 +193,7 @@ int64_t features_of(const spec::VisionSpec& spec, const std::vector<data::Image>
 }
 
 void see_images(ops::Context& ctx, const spec::VisionSpec& spec, const weights::VisionWeights& w,
-                const VisionBuffers& b, const std::vector<data::Image>& images, bool together) {
+                const VisionBuffers& b, const std::vector<data::Image>& images, bool together, KeptFeatures* kept) {
     const ops::Region region(ctx, "tower");
     const std::vector<ImagePlace> places = image_places(spec, images);
     const int64_t room = b.x.numel() / spec.hidden_size;
@@ -205,10 +205,18 @@ void see_images(ops::Context& ctx, const spec::VisionSpec& spec, const weights::
     };
     for (std::size_t i = 0; i < images.size(); ++i) {
         if (places[i].again) continue;
+        std::vector<at::Tensor> features;
+        if (kept != nullptr) {
+            const int64_t count = spec.tokens_of(images[i].patches());
+            features.push_back(b.features.narrow(0, places[i].seen, count));
+            for (const at::Tensor& more : b.deepstack) features.push_back(more.narrow(0, places[i].seen, count));
+            if (kept->fetch(images[i].content, features)) continue;
+        }
         if (!together || patches + images[i].patches() > room) see();
         if (some.empty()) feature = places[i].seen;
         some.push_back(images[i]);
         patches += images[i].patches();
+        if (kept != nullptr) see(), kept->keep(images[i].content, features);
     }
     see();
 }

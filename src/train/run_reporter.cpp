@@ -292,6 +292,11 @@ double RunReporter::peak_gib() const {
 /// What the allocator took, against the plan, a teacher's beside it. Recorded passes, and what peers read, are the
 /// driver's, not the allocator's. On the CPU what the whole process took.
 void RunReporter::tell_memory() const {
+    if (const model::KeptFeatures* const kept = setup_.kept_features(); kept && setup_.plan().request().kept) {
+        const model::KeptFeatures::Counts counts = kept->counts();
+        log::info("images     the tower saw ", counts.seen, ", features of ", counts.fetched,
+                  " were copied from host memory, which has those of ", counts.images);
+    }
     if (setup_.device().is_cpu())
         return log::info("memory     the process took ", human_bytes(process_memory().peak), " at most, ",
                          human_bytes(setup_.plan().total_bytes()), " of it planned");

@@ -149,6 +149,11 @@ void RunSetup::open_data() {
         data.train = data.train.with_learnt_prompts();
         eval_rows_ = eval_rows_.with_learnt_prompts();
     }
+    if (may_keep_features()) {
+        kept_ = std::make_shared<model::KeptFeatures>();
+        data.train.set_kept(kept_);
+        eval_rows_.set_kept(kept_);
+    }
     loader_ = std::make_unique<data::StepLoader>(std::move(data.train), options);
     settle_steps(loader_->total_steps(config().training.num_train_epochs, config().training.max_steps),
                  loader_->steps_per_epoch());
@@ -233,6 +238,7 @@ void RunSetup::make_plan() {
         *plan_ = plan_->with(plan_->request());  // may find more of its base in host memory then
         choose_plan();
     }
+    plan_kept_features();
     const bool of_base = config().preference.reference == config::Reference::base;
     if (reference_rows_ && of_base && config().model.adapter_name_or_path && plan_->lora() &&
         !plan_->lora()->modules_to_save.empty())

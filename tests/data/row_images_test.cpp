@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "data/toy.h"
 #include "unsloth/core/files.h"
@@ -182,6 +183,54 @@ TEST_F(RowImages, WhatCannotBeReadIsRefusedWithItsRow) {
     } catch (const Error& error) {
         EXPECT_EQ(error.id().name(), "image.text-model") << error.what();
     }
+}
+
+/// Features of images with these contents.
+struct KeptContents : KeptImages {
+    bool keeps(const std::string& content) const override { return contents.contains(content); }
+    std::set<std::string> contents;
+};
+
+TEST_F(RowImages, WhatIsKeptIsNotDecoded) {
+    const toy::Folder folder;
+    VisionModel model("qwen3_vl");
+    const std::string one = read_file(toy::golden("images/images/a_420.jpg")),
+                      other = read_file(toy::golden("images/images/b_444.jpg"));
+    folder.write("a.jpg", one);
+    folder.write("copy.jpg", one);
+    folder.write("b.jpg", other);
+    model.options.image_root = folder.path();
+    Dataset rows = model.load(folder.write(
+        "rows.jsonl", row_of("\"a.jpg\"") + row_of("\"copy.jpg\"") + row_of("\"b.jpg\"") + row_of("\"a.jpg\"")));
+    const auto loaded = [&] {
+        std::vector<Sample> samples;
+        for (int64_t i = 0; i < rows.size(); ++i) samples.push_back(rows.sample(i));
+        rows.load_pixels(samples);
+        std::vector<Image> images;
+        for (const Sample& sample : samples) images.push_back(sample.images.at(0));
+        return images;
+    };
+    const std::vector<Image> plain = loaded();
+    EXPECT_EQ(plain[0].content, "");
+    EXPECT_NE(plain[0].pixels, plain[1].pixels);
+    const auto kept = std::make_shared<KeptContents>();
+    rows.set_kept(kept);
+    const std::vector<Image> first = loaded();
+    for (std::size_t i = 0; i < first.size(); ++i) EXPECT_EQ(*first[i].pixels, *plain[i].pixels) << i;
+    EXPECT_TRUE(first[0].same_as(first[1]) && first[0].same_as(first[3]));
+    EXPECT_EQ(first[0].pixels, first[1].pixels);
+    EXPECT_FALSE(first[0].same_as(first[2]));
+    kept->contents = {first[0].content};
+    const std::vector<Image> then = loaded();
+    for (const std::size_t i : {0, 1, 3}) {
+        EXPECT_EQ(then[i].pixels, nullptr) << i;
+        EXPECT_EQ(then[i].content, first[0].content) << i;
+        EXPECT_FALSE(then[i].same_as(then[2]));
+    }
+    EXPECT_EQ(*then[2].pixels, *plain[2].pixels);
+    // A file that changed is another image, whatever its name.
+    folder.write("a.jpg", other);
+    EXPECT_THROW((void)loaded(), Error);
 }
 
 TEST_F(RowImages, AreShownAsTheirFile) {

@@ -5,6 +5,7 @@ import base64
 import concurrent.futures
 import json
 import lzma
+import re
 import shutil
 
 from serve_test import Served
@@ -63,6 +64,47 @@ class Vision(Seeing):
                 self.assertAlmostEqual(got["loss"], expected["loss"], delta=metrics["tolerance"]["loss_max_abs"])
             first, last = self.evaluations(out)
             self.assertLess(last["eval_loss"], first["eval_loss"])
+
+    def two_epochs(self, folder, rows, out, *more, steps=16):
+        """What a run of 8 steps an epoch says, and its losses."""
+        arguments = self.train_arguments(
+            folder, rows, "--per_device_train_batch_size", 4, "--gradient_accumulation_steps", 1, "--max_steps", steps, "--data.eval_file", rows,
+            "--eval_steps", 4, "--save_steps", 10, *more, out=out,
+        )  # fmt: skip
+        log = self.succeed("train", *arguments).err
+        return log, [step["loss"] for step in self.steps(self.folder / out)]
+
+    def test_features_are_kept(self):
+        """The tower sees each image once, in all epochs and evaluations. What a resumed run trains is the same."""
+        for name in ("qwen2_5_vl", "mllama"):
+            folder, _, rows, _ = self.family(name)
+            images = [image for row in read_rows(rows) for image in row.get("images", [])]
+            files = len(set(images))
+            log, kept = self.two_epochs(folder, rows, "kept")
+            self.assertRegex(log, r"images +their features stay in host memory, .* of all images they take")
+            self.assertRegex(log, r"image features +1 buffers")
+            seen, fetched, held = re.search(
+                r"the tower saw (\d+), features of (\d+) were .* those of (\d+)", log
+            ).groups()
+            self.assertEqual((int(seen), int(held)), (files, files))
+            self.assertGreater(int(fetched), 2 * files)
+            log, recomputed = self.two_epochs(folder, rows, "recomputed", "--image_features", "recompute")
+            self.assertNotIn("the tower saw", log)
+            for one, other in zip(kept, recomputed, strict=True):
+                self.assertAlmostEqual(one, other, delta=1e-3)
+            log, _ = self.two_epochs(folder, rows, "short", steps=8)
+            self.assertIn("their features are not kept: the run is no longer than one epoch", log)
+            # As a run that was killed leaves its folder.
+            shutil.copytree(self.folder / "kept" / "checkpoint-10", self.folder / "resumed" / "checkpoint-10")
+            for file in (self.folder / "kept").iterdir():
+                if file.is_file() and file.name not in ("adapter_model.safetensors", "trainer_state.json"):
+                    shutil.copy(file, self.folder / "resumed")
+            log, resumed = self.two_epochs(folder, rows, "resumed", "--resume_from_checkpoint", "auto")
+            self.assertIn("goes on from", log)
+            self.assertIn(f"the tower saw {files}, ", log)
+            self.assertEqual(resumed, kept)
+            for out in ("kept", "recomputed", "short", "resumed"):
+                shutil.rmtree(self.folder / out)
 
     def test_scores_and_merges_see_the_images(self):
         for name in ("qwen3_vl", "mllama"):

@@ -180,6 +180,10 @@ TEST_P(MllamaTest, RecomputedLayersTrainTheSame) {
 }
 
 /// Rows of one batch, with images and without, are what they are alone: those without pass by the layers that cross.
+TEST_P(MllamaTest, KeptFeaturesTrainTheSame) {
+    expect_kept_features_train_the_same(model_path(), reference_run(*rows, seeing_tiles(device)));
+}
+
 TEST_P(MllamaTest, RowsDoNotSeeEachOther) {
     const LoadedModel loaded = load_model(model_path(), seeing_tiles(device));
     std::vector<data::Sample> all;

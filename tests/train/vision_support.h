@@ -1,7 +1,10 @@
 // Reference rows with images, and models that see them.
 #pragma once
 
+#include <set>
+
 #include "train/support.h"
+#include "unsloth/core/hash.h"
 #include "unsloth/train/step.h"
 
 namespace unsloth::test {
@@ -237,6 +240,58 @@ inline void expect_trains_as_reference(const fs::path& set, const Flags& flags) 
                     metrics["tolerance"]["loss_max_abs"].get<double>())
             << i;
     }
+}
+
+/// Runs with kept features train as one that keeps none, bit by bit: where all fit, where some do, and where kept
+/// images come without pixels. `run`: of a set's own batches.
+inline void expect_kept_features_train_the_same(const fs::path& folder, SeenRun run) {
+    run.steps.resize(4);
+    for (std::size_t i = 0; i < 4; ++i) run.steps.push_back(run.steps[i]);
+    run.rates.assign(run.steps.size(), 1e-3);
+    run.request.kept = std::make_shared<model::KeptFeatures>();
+    std::set<std::string> contents;
+    const auto each_image = [&](std::size_t first, const auto& work) {
+        for (std::size_t i = first; i < run.steps.size(); ++i)
+            for (data::Batch& micro : run.steps[i].micro) std::ranges::for_each(micro.images, work);
+    };
+    each_image(0, [&](data::Image& image) {
+        ContentHash hash;
+        hash.add({reinterpret_cast<const char*>(image.pixels->data()), image.pixels->size()});
+        image.content = hash.hex();
+        contents.insert(image.content);
+    });
+    const auto different = static_cast<int64_t>(contents.size());
+    ASSERT_GT(different, 2);
+    const SeenCourse recomputed = run_steps(folder, run);
+    EXPECT_EQ(run.request.kept->counts().images, 0);
+    EXPECT_GT(run.request.kept->counts().seen, 2 * different - 1);
+    const auto expect_same = [&](const char* what) {
+        const SeenCourse got = run_steps(folder, run);
+        EXPECT_EQ(got.losses, recomputed.losses) << what;
+        EXPECT_EQ(got.norms, recomputed.norms) << what;
+        expect_same_bits(got.final_values, recomputed.final_values);
+        const model::KeptFeatures::Counts counts = run.request.kept->counts();
+        EXPECT_LE(counts.bytes, run.request.kept_bytes) << what;
+        return counts;
+    };
+    run.request.kept_bytes = int64_t{1} << 22;
+    const model::KeptFeatures::Counts all = expect_same("all fit");
+    EXPECT_EQ(all.images, different);
+    EXPECT_EQ(all.seen, different) << "the tower saw an image twice";
+    EXPECT_GE(all.fetched, different);
+    run.request.kept_bytes = all.bytes - 1;
+    const model::KeptFeatures::Counts some = expect_same("some fit");
+    EXPECT_LT(some.images, different);
+    EXPECT_GT(some.images, 0);
+    EXPECT_GT(some.seen, different);
+    run.request.kept_bytes = all.bytes;
+    each_image(4, [](data::Image& image) { image.pixels.reset(); });
+    EXPECT_EQ(expect_same("without pixels").seen, different);
+    run.request.kept.reset();
+    run.request.kept_bytes = 0;
+    run.steps.resize(4);
+    const std::vector<double> together = run_steps(folder, run).losses;
+    for (std::size_t i = 0; i < together.size(); ++i) EXPECT_NEAR(together[i], recomputed.losses[i], 1e-4);
 }
 
 }  // namespace unsloth::test

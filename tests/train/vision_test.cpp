@@ -201,6 +201,10 @@ TEST_P(VisionTest, RecomputedLayersTrainTheSame) {
     expect_same("two in flight");
 }
 
+TEST_P(VisionTest, KeptFeaturesTrainTheSame) {
+    expect_kept_features_train_the_same(model_path(), reference_run(*rows, seeing(device, at::kFloat)));
+}
+
 /// Other values stand where an image's tokens are: their embedding is not trained by it.
 TEST_P(VisionTest, ImageTokensTrainNoEmbedding) {
     SeenRun run = reference_run(*rows, seeing(device, at::kFloat));

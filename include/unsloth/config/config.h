@@ -60,6 +60,9 @@ enum class GradientCheckpointing {
 enum class PassRows { as_given, automatic };
 /// In which type layers' inputs wait in host memory for their backward pass; `automatic`: e4m3 where nothing else fits.
 enum class KeptInputs { automatic, same, fp8 };
+/// Whether features of images stay in host memory after their first pass; `automatic`: where another pass follows and a
+/// useful share of them fits.
+enum class ImageFeatures { automatic, keep, recompute };
 /// Which tokens of a prompt longer than preference.max_prompt_length stay.
 enum class TruncationMode { keep_end, keep_start };
 /// Whether 4-bit weights are expanded once for the whole run; `automatic`: when there is room.
@@ -182,6 +185,7 @@ struct TrainingOptions {
     int64_t seed = 3407;
     GradientCheckpointing gradient_checkpointing = GradientCheckpointing::automatic;
     KeptInputs keep_inputs_in = KeptInputs::automatic;
+    ImageFeatures image_features = ImageFeatures::automatic;
     double max_memory_gib = 0;  ///< bound of the plan on each GPU; 0: none
     bool deterministic = false;
     double eval_steps = 0;       ///< here and in the next: below 1 a share of the run (config/step_intervals.h)

@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "unsloth/data/policy_step.h"
@@ -44,8 +45,14 @@ struct Image {
     std::shared_ptr<const std::vector<uint8_t>> pixels;
     int32_t cached =
         0;  ///< so many of its tokens are not in the batch: a cache has their keys. `first` is the next one
+    /// Names its file's bytes and its grid, where features of images may be kept (data/kept_images.h). An image whose
+    /// features are kept has no pixels.
+    std::string content = {};
 
     int64_t patches() const { return int64_t{grid_h} * grid_w; }
+    bool same_as(const Image& other) const {
+        return content.empty() || other.content.empty() ? pixels == other.pixels : content == other.content;
+    }
 };
 
 /// Where the file of an image is.

@@ -13,6 +13,7 @@
 #include "unsloth/data/batch.h"
 #include "unsloth/data/encoder.h"
 #include "unsloth/data/format.h"
+#include "unsloth/data/kept_images.h"
 #include "unsloth/data/source.h"
 
 namespace unsloth::data {
@@ -74,6 +75,8 @@ class Dataset {
 
     int64_t size() const { return static_cast<int64_t>(rows_.size()); }
     Sample sample(int64_t i) const;  ///< images have no pixels
+    /// Whose images need not be decoded from now on, by this data set, copies and subsets of it; nullptr: all must.
+    void set_kept(std::shared_ptr<const KeptImages> kept) { kept_ = std::move(kept); }
     /// Decodes the images of samples of this data set, see data/vision.h.
     void load_pixels(std::vector<Sample>& rows) const;
     int64_t row(int64_t i) const;      ///< id: the row's number over all files of all sources
@@ -139,6 +142,7 @@ class Dataset {
 
     std::shared_ptr<const Store> store_;
     std::vector<int64_t> rows_;  ///< indices into the store
+    std::shared_ptr<const KeptImages> kept_;
     DatasetStats stats_;
 };
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "unsloth/data/batch.h"
+#include "unsloth/data/kept_images.h"
 #include "unsloth/images/processor.h"
 
 namespace unsloth::data {
@@ -33,7 +34,8 @@ std::string describe(const VisionRows& vision);
 std::vector<int32_t> axes_of(const Sample& row, const VisionRows& vision);
 
 /// Decodes the images of rows that have none of their pixels yet, with several threads. Input Error for a file that
-/// cannot be read, and for one that changed since the rows were encoded.
-void load_pixels(std::vector<Sample>& rows, const VisionRows& vision);
+/// cannot be read, and for one that changed since the rows were encoded. With `kept` each image gets its content; of
+/// equal ones one is decoded, and none of those that are kept.
+void load_pixels(std::vector<Sample>& rows, const VisionRows& vision, const KeptImages* kept = nullptr);
 
 }  // namespace unsloth::data

@@ -102,6 +102,7 @@ struct BenchRequest {
     int64_t min_seq = 0;                                    ///< shortest row when they differ; 0: all have `seq` tokens
     int64_t images = 0;                                     ///< of step: each row begins with so many
     int64_t image_size = 672;                               ///< pixels of their sides
+    bool keep_features = false;                             ///< of step: what the tower makes of them is kept
     int64_t accumulate = 1;                                 ///< micro-batches of `batch` rows in a step
     int64_t steps = 20;                                     ///< measured, after warmup_of() unmeasured ones
     int64_t warmup = -1;

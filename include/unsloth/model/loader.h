@@ -57,6 +57,10 @@ struct LoadRequest {
     /// What processes hold of the base in host memory, until it is loaded; nullptr: nobody is asked, as where the plan
     /// is for another machine.
     std::shared_ptr<memory::HeldMemory> held;
+    /// Where features of images are kept, in so many bytes of host memory (0: none are kept, but images are seen one
+    /// after another all the same); nullptr: nowhere.
+    std::shared_ptr<KeptFeatures> kept;
+    int64_t kept_bytes = 0;
     Pipeline pp;  ///< whose stage is; its micro-batches in flight are the least of a plan
     ActivationSizes sizes;
     spec::RunPlan run;

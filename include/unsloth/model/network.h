@@ -9,6 +9,7 @@
 
 #include "unsloth/formats/load_plan.h"
 #include "unsloth/model/context_parallel.h"
+#include "unsloth/model/kept_features.h"
 #include "unsloth/model/parameter_store.h"
 #include "unsloth/model/pipeline.h"
 #include "unsloth/model/tensor_parallel.h"
@@ -45,6 +46,7 @@ struct Network {
     std::unique_ptr<weights::WeightProvider> weight_provider;
     weights::EmbeddingAndHead embedding_and_head;
     std::optional<weights::VisionWeights> vision;  ///< where images are planned for
+    std::shared_ptr<KeptFeatures> kept;            ///< of the tower; nullptr: it sees each image in each pass
     uint64_t embedding_and_head_version = 0;       ///< of the parameters in `outer`
 
     spec::Range vocabulary() const { return spec::vocabulary_slice(spec.vocab_size, tp.place()); }

@@ -5,6 +5,7 @@
 
 #include "unsloth/data/batch.h"
 #include "unsloth/model/activations.h"
+#include "unsloth/model/kept_features.h"
 #include "unsloth/ops/context.h"
 #include "unsloth/ops/range_attention.h"
 #include "unsloth/weights/vision_weights.h"
@@ -39,8 +40,9 @@ struct ImageSight {
 ImageSight sight_of(const spec::VisionSpec& spec, const std::vector<data::Image>& images,
                     const std::vector<int32_t>& segments);
 
-/// Fills b.features at each image's place, its first D columns.
+/// Fills b.features at each image's place, its first D columns; `kept` as see_images()'.
 void see_tiles(ops::Context& ctx, const spec::VisionSpec& spec, const weights::VisionWeights& w, const VisionBuffers& b,
-               const std::vector<data::Image>& images, const std::vector<TilePlace>& places);
+               const std::vector<data::Image>& images, const std::vector<TilePlace>& places,
+               KeptFeatures* kept = nullptr);
 
 }  // namespace unsloth::model

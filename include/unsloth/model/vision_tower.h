@@ -3,6 +3,7 @@
 
 #include "unsloth/data/batch.h"
 #include "unsloth/model/activations.h"
+#include "unsloth/model/kept_features.h"
 #include "unsloth/ops/context.h"
 #include "unsloth/spec/vision_spec.h"
 #include "unsloth/weights/vision_weights.h"
@@ -11,9 +12,11 @@ namespace unsloth::model {
 
 /// Fills b.features and b.deepstack with what stands for the images' tokens, in their order. Images that share their
 /// pixels are seen once. `together`: as many at a time as b has room for; else one after another, so that an image's
-/// features are the same bits in whatever pass it is. Nothing synchronises.
+/// features are the same bits in whatever pass it is. With `kept` one after another: what is kept is copied, and what
+/// is seen is kept while there is room. Nothing synchronises.
 void see_images(ops::Context& ctx, const spec::VisionSpec& spec, const weights::VisionWeights& w,
-                const VisionBuffers& b, const std::vector<data::Image>& images, bool together);
+                const VisionBuffers& b, const std::vector<data::Image>& images, bool together,
+                KeptFeatures* kept = nullptr);
 
 /// Of each image its tokens' place: their first among the features of the micro-batch, in the text, and how many.
 struct ImagePlace {

@@ -91,8 +91,9 @@ class RunSetup {
     int64_t evaluated_tokens() const {
         return evaluator_ ? evaluator_->tokens() : groups_ ? groups_->evaluated_tokens() : 0;
     }
-    const CompletionEvaluator* answers() const { return answers_.get(); }  ///< nullptr: without training.eval_metric
-    Samples* samples() const { return samples_.get(); }                    ///< nullptr: there are no prompts
+    const model::KeptFeatures* kept_features() const { return kept_.get(); }  ///< nullptr: none may be kept
+    const CompletionEvaluator* answers() const { return answers_.get(); }     ///< nullptr: without training.eval_metric
+    Samples* samples() const { return samples_.get(); }                       ///< nullptr: there are no prompts
     /// The training rows to come, where a reference scores them.
     const data::EvalLoader* reference_rows() const { return reference_rows_ ? &*reference_rows_ : nullptr; }
     session::TeacherSetup* teacher() const { return teacher_.get(); }  ///< nullptr: there is no teacher
@@ -123,6 +124,9 @@ class RunSetup {
     void choose_pass_rows(model::LoadRequest& request, const std::vector<placement::Answering>& answering);
     std::string plan_before() const;
     void choose_plan();
+    bool may_keep_features() const;
+    int64_t features_bytes() const;
+    void plan_kept_features();
     bool fits_everywhere() const;
     void plan_references(data::BatchLimits& limits);
     std::vector<placement::Answering> answering(const model::LoadRequest& request);
@@ -145,6 +149,7 @@ class RunSetup {
     std::unique_ptr<data::StepLoader> loader_;
     std::optional<rollouts::RolloutOrder> order_;
     std::unique_ptr<rollouts::GroupSource> groups_;
+    std::shared_ptr<model::KeptFeatures> kept_;  ///< of images; nullptr: they are seen in each pass
     int64_t rows_in_flight_ = 0;
     data::Dataset eval_rows_;
     std::optional<Evaluator> evaluator_;

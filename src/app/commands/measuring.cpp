@@ -51,6 +51,9 @@ void declare_bench(OptionSet& options, CommandLine& line) {
         .at_least(0)
         .at_most(1e6);
     options.add("image_size", bench.image_size, "Pixels of the images' sides.").at_least(1).at_most(1e5);
+    options.add("keep_features", bench.keep_features,
+                "With images: their features are in host memory, as from a run's second epoch on "
+                "(training.image_features), and the tower does not run.");
     options.add("accumulate", bench.accumulate, "With step: micro-batches per step.").at_least(1).at_most(1e6);
     options.add("steps", bench.steps, "Steps to measure.").at_least(1).at_most(1e9);
     options

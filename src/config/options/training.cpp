@@ -117,6 +117,17 @@ void declare_passes(OptionSet& options, TrainingOptions& training) {
         .formerly("training", "keep_inputs_in")
         .on_resume(OnResume::logged);
     options
+        .add_choice("image_features", training.image_features,
+                    {{"auto", ImageFeatures::automatic},
+                     {"keep", ImageFeatures::keep},
+                     {"recompute", ImageFeatures::recompute}},
+                    "What a frozen vision tower makes of the images. keep: features stay in host memory, and from the "
+                    "second epoch on the tower does not run. Images that do not fit are recomputed. recompute: the "
+                    "tower runs in each pass. auto keeps them if there is more than one epoch, and room for a quarter "
+                    "of them.")
+        .suggested_for({"cache_image_features", "cache_vision_features"})
+        .on_resume(OnResume::logged);
+    options
         .add("max_memory_gib", training.max_memory_gib,
              "Most GiB of each GPU that the run plans for; with model.max_memory the smaller of the two. 0: what is "
              "free.")

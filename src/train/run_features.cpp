@@ -1,0 +1,74 @@
+// Whether a run keeps what its frozen tower makes of images, and how many bytes of it.
+#include <algorithm>
+#include <unordered_set>
+
+#include "unsloth/core/hash.h"
+#include "unsloth/core/log.h"
+#include "unsloth/core/text.h"
+#include "unsloth/train/run_setup.h"
+
+namespace unsloth::train {
+namespace {
+
+constexpr int64_t share_of_room = 2;  // half of what the plan leaves of the host's memory: files need some, too
+constexpr int64_t useful_share = 4;   // a quarter of the images: fewer save little
+
+uint64_t hash_of(const std::string& text) {
+    ContentHash hash;
+    hash.add(text);
+    return hash.word();
+}
+
+}  // namespace
+
+/// Before the data is read: its images are told apart by their bytes then.
+bool RunSetup::may_keep_features() const {
+    return opened_.file->spec.vision && config().training.image_features != config::ImageFeatures::recompute;
+}
+
+/// Of all images of the rows, each file once.
+int64_t RunSetup::features_bytes() const {
+    const spec::ModelSpec& spec = opened_.file->spec;
+    std::unordered_set<uint64_t> files;
+    int64_t bytes = 0;
+    for (const data::Dataset* rows : {&loader_->dataset(), static_cast<const data::Dataset*>(&eval_rows_)})
+        for (int64_t i = 0; i < rows->size(); ++i) {
+            if (rows->image_sizes(i).patches == 0) continue;
+            const data::Sample row = rows->sample(i);
+            for (std::size_t k = 0; k < row.sources.size(); ++k)
+                if (files.insert(hash_of(row.sources[k].data)).second)
+                    bytes +=
+                        model::kept_bytes(spec, plan_->layout(), plan_->request().dtype, row.images.at(k).patches());
+        }
+    return bytes;
+}
+
+/// After the plan was chosen: features get host memory that it leaves.
+void RunSetup::plan_kept_features() {
+    if (!kept_ || plan_->request().sizes.patches == 0) return;
+    const bool automatic = config().training.image_features == config::ImageFeatures::automatic;
+    if (automatic && total_steps_ <= epoch_steps_) {
+        log::info("images     their features are not kept: the run is no longer than one epoch");
+        return;
+    }
+    model::LoadRequest request = plan_->request();
+    const spec::MemoryNeed need = plan_->need();
+    const int64_t room = request.device.is_cuda() ? (budget().host - (need.host - need.there)) / request.processes
+                                                  : budget().device - need.device;
+    const int64_t wanted = features_bytes();
+    int64_t bytes = std::clamp<int64_t>(room / share_of_room, 0, wanted);
+    if (automatic && bytes < wanted / useful_share) bytes = 0;
+    // Also without room: so that a resumed run sees images as it did before, one after another.
+    request.kept = kept_;
+    request.kept_bytes = bytes;
+    *plan_ = plan_->with(std::move(request));
+    const std::string all = cat("of all images they take ", human_bytes(wanted));
+    if (bytes == 0)
+        log::info("images     their features are not kept: ", all, ", and host memory has ", human_bytes(room),
+                  " left, of which half may be taken");
+    else
+        log::info("images     their features stay in host memory, ", human_bytes(bytes), ": ", all,
+                  bytes < wanted ? "; those that do not fit are recomputed" : "");
+}
+
+}  // namespace unsloth::train
