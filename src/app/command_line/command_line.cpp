@@ -199,8 +199,8 @@ void check_presence(const CommandLine& line, Presence presence, Errors& errors) 
             presence.need_evaluation_rows(config.data);
             presence.refuse(line.sweep.find_lr && !line.sweep.axes.empty(),
                             "sweep takes settings or --find_lr, not both");
-            presence.need(line.sweep.find_lr || !line.sweep.axes.empty(), {"grid", "find_lr"},
-                          "--grid, a flag with several values, or --find_lr",
+            presence.need(line.sweep.find_lr || !line.sweep.grid.empty() || !line.sweep.axes.empty(),
+                          {"grid", "find_lr"}, "--grid, a flag with several values, or --find_lr",
                           "For example: unsloth-train sweep run.json --learning_rate 1e-4,2e-4,4e-4");
             break;
         case Command::data:

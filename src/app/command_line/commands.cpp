@@ -180,7 +180,7 @@ const std::vector<CommandInfo>& commands() {
          failing<run_plan, ErrorKind::runtime>},
         {Command::sweep, "sweep",
          "--config FILE --grid 'learning_rate=1e-4,2e-4;r=8,16' | --learning_rate 1e-4,2e-4 … | --find_lr [--steps N]",
-         "Try several settings, drop the worse half again and again, keep the best.", whole_config, declare_sweep,
+         "Try several settings of a run, and keep the best.", whole_config, declare_sweep,
          succeeding<run_sweep>, /*alone=*/true},
         {Command::watch, "watch", "RUN [--once] [--interval SECONDS]",
          "Plot a run's metrics in the terminal as it trains.", no_config, declare_watch, succeeding<run_watch>},
