@@ -28,7 +28,7 @@ ELSEWHERE = {
     "kubectl": "wants a cluster",
     "sbatch": "wants a cluster",
     "unsloth-train serve": "waits for clients; serve_test",
-    "sweep run.json": "starts a dozen runs; sweep_test",
+    "unsloth-train sweep": "starts a dozen runs; sweep_test",
     "--image receipts": "wants a model that sees images; vision_test",
 }
 # Pages without commands that are run: their subject is tested elsewhere, or another page has the commands.
@@ -38,6 +38,7 @@ WITHOUT_COMMANDS = {
     "docs/how-to/hugging-face.md",
     "docs/how-to/images.md",
     "docs/how-to/serve.md",
+    "docs/how-to/sweep.md",
     "docs/how-to/migrate/fsdp-and-deepspeed.md",
     "docs/how-to/migrate/reinforcement-learning.md",
 }
@@ -67,7 +68,6 @@ CHAT_TEMPLATE = """{% for m in messages %}[{{ m['role'] }}] {{ m['content'] }}{{
 SHIM = """#!/bin/bash
 case "$1" in
     *.json | --config | train) set -- "$@" --device cpu --dtype float32 $([[ " $* " == *" --max_steps "* ]] || echo --max_steps 2) $(grep -qs load_best "$1" || echo --eval_steps 0) ;;
-    sweep) set -- "$@" --device cpu --dtype float32 --max_steps 8 ;;
     generate) set -- "$@" --device cpu --dtype float32 --max_new_tokens 2 ;;
     score | evaluate | prune) set -- "$@" --device cpu --dtype float32 ;;
 esac

@@ -128,8 +128,10 @@ inline std::vector<OpCase> vision_cases(uint64_t seed) {
             cases.push_back(add_interpolated_case(6, 24, dtype, layout));
             cases.push_back(add_interpolated_case(3, 1153, dtype, layout));
             for (const int64_t columns : {1, 24, 1152, 4609})
-                for (const auto& make : {layer_norm_case, layer_norm_backward_case})
-                    cases.push_back(make(5, columns, dtype, layout));
+                cases.push_back(layer_norm_case(5, columns, dtype, layout));
+            // Of one column the variance is 0, so rounding would be divided by sqrt(eps).
+            for (const int64_t columns : {3, 24, 1152, 4609})
+                cases.push_back(layer_norm_backward_case(5, columns, dtype, layout));
             for (const ops::Gelu form : {ops::Gelu::erf, ops::Gelu::tanh}) {
                 for (const auto& make : {gelu_case, gelu_backward_case}) {
                     cases.push_back(make(3, 48, form, dtype, layout));
