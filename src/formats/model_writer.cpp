@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <iterator>
 #include <map>
 #include <optional>
 #include <system_error>
@@ -357,8 +358,7 @@ class Writer {
         // The tower is written as it was.
         const auto is_quantised = [](const TensorSource& source) { return source.plain() == nullptr; };
         if (model_.spec().vision && std::ranges::none_of(model_.base().tensors.vision, is_quantised))
-            for (const char* const module : tower_modules(*model_.spec().vision))
-                plain.insert(plain.end(), {cat("model.", module), module});
+            std::ranges::move(tower_modules(*model_.spec().vision), std::back_inserter(plain));
         // A list replaces what it leaves out by itself.
         if (!plain.empty() || !head_is_plain) {
             if (head_is_plain) plain.emplace_back("lm_head");

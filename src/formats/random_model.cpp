@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "formats/experts_layout.h"
+#include "formats/families/family.h"
 #include "unsloth/core/files.h"
 #include "unsloth/core/interrupt.h"
 #include "unsloth/core/parallel.h"
@@ -141,6 +142,10 @@ class RandomModelWriter {
             quantization->quant_method = "mxfp4";
             quantization->llm_int8_skip_modules = {"model.layers.*.self_attn", "model.layers.*.mlp.router",
                                                    "model.embed_tokens", "lm_head"};
+        }
+        if (model_.nf4 && model_.spec.vision) {  // the tower is not; a list replaces what transformers leaves by itself
+            quantization->llm_int8_skip_modules = tower_modules(*model_.spec.vision);
+            quantization->llm_int8_skip_modules->emplace_back("lm_head");
         }
         write_file_atomically(folder_ / "config.json",
                               write_model_config(model_.spec, quantization, model_.original_config));

@@ -75,7 +75,7 @@ class Vision(Seeing):
             out = self.train(
                 folder, rows, "--max_steps", 1, "--learning_rate", 0, "--data.eval_file", held_out, "--eval_steps", 1,
                 "--eval_metric", "exact_match", "--eval_max_new_tokens", 8, "--sample_prompts", prompts,
-                "--sample_max_new_tokens", 8, out=name + "-out",
+                "--sample_max_new_tokens", 8, "--eval_on_start", "true", out=name + "-out",
             )  # fmt: skip
             self.assertIn("eval_exact_match", self.evaluations(out)[-1])
             said = self.succeed(

@@ -127,5 +127,22 @@ TEST(RandomModel, HasItsTower) {
     }
 }
 
+/// Or transformers would take the tower's linears for 4-bit ones.
+TEST(RandomModel, In4BitSaysThatItsTowerIsNot) {
+    const std::pair<std::string, std::vector<std::string>> families[] = {
+        {"qwen2_5_vl", {"model.visual", "visual", "lm_head"}},
+        {"mllama",
+         {"model.vision_model", "vision_model", "model.multi_modal_projector", "multi_modal_projector", "lm_head"}}};
+    for (const auto& [family, skipped] : families) {
+        const ScratchFolder folder;
+        RandomModel model;
+        model.nf4 = true;
+        model.original_config = read_file(golden("families/" + family + "/model/config.json"));
+        model.spec = parse_model_spec(model.original_config, family);
+        write_random_model(model, folder.path());
+        EXPECT_EQ(WeightFile::open(folder.path().string()).quantization.value().llm_int8_skip_modules, skipped);
+    }
+}
+
 }  // namespace
 }  // namespace unsloth::formats

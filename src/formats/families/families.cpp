@@ -97,9 +97,10 @@ void refuse_key(const JsonReader& config, std::string_view key) {
                                              " is not supported for ", *config.string("model_type")));
 }
 
-std::vector<const char*> tower_modules(const spec::VisionSpec& vision) {
-    if (vision.tiles) return {"vision_model", "multi_modal_projector"};
-    return {"visual"};
+std::vector<std::string> tower_modules(const spec::VisionSpec& vision) {
+    if (vision.tiles)
+        return {"model.vision_model", "vision_model", "model.multi_modal_projector", "multi_modal_projector"};
+    return {"model.visual", "visual"};
 }
 
 std::string family_names() {

@@ -98,8 +98,8 @@ extern const Family llama_family, mistral_family, ministral3_family, qwen2_famil
 void read_qwen2_5_vision(const JsonReader& config, spec::ModelSpec& spec);
 void read_qwen3_vision(const JsonReader& config, spec::ModelSpec& spec);
 void read_mllama_vision(const JsonReader& config, spec::ModelSpec& spec);
-/// What transformers calls the modules of a tower, below "model.", or alone before 4.52.
-std::vector<const char*> tower_modules(const spec::VisionSpec& vision);
+/// What transformers calls the modules of a tower: since 4.52, and before.
+std::vector<std::string> tower_modules(const spec::VisionSpec& vision);
 inline constexpr int64_t most_tower_size = int64_t{1} << 16, most_tower_layers = 512;
 /// Of a tower's config an integer from 1 to `most`; `usual` where there is none.
 int64_t tower_size(const JsonReader& config, const char* key, int64_t usual, int64_t most = most_tower_size);
