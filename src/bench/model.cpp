@@ -57,30 +57,7 @@ void add_images(data::Sample& sample, const spec::VisionSpec& spec, const RowIma
     sample.axes = data::axes_of(sample, rows);
 }
 
-/// Image tokens of each row.
-int64_t image_tokens(const spec::ModelSpec& spec, const std::vector<int64_t>& lengths, const RowImages& images) {
-    if (images.count == 0) return 0;
-    if (!spec.vision) throw Error("model.unsupported", "--images: this model reads text alone");
-    const int64_t tokens = images.count * spec.vision->tokens_of(images.patches(*spec.vision)),
-                  shortest = *std::min_element(lengths.begin(), lengths.end());
-    if (tokens >= shortest)
-        throw Error("option.out-of-range",
-                    cat("--images ", images.count, ": they are ", tokens, " tokens of a row's ", shortest),
-                    "Give fewer, a smaller --image_size, or a larger --seq.");
-    return tokens;
-}
-
 }  // namespace
-
-int32_t RowImages::grid(const spec::VisionSpec& spec) const {
-    if (spec.tiles) {
-        const double tile = static_cast<double>(spec.tiles->side * spec.patch_size),
-                     most = std::sqrt(static_cast<double>(spec.tiles->most));
-        return static_cast<int32_t>(std::clamp(std::round(static_cast<double>(pixels) / tile), 1.0, std::floor(most)));
-    }
-    const int64_t token = spec.patch_size * spec.merge;
-    return static_cast<int32_t>(std::max<int64_t>(1, (pixels + token / 2) / token) * spec.merge);
-}
 
 data::StepBatch random_step(const spec::ModelSpec& spec, const std::vector<int64_t>& lengths, uint32_t rank,
                             int64_t ranks, int64_t micro_batches, const RowImages& images) {
@@ -115,7 +92,8 @@ BenchedModel::BenchedModel(const config::LoadedConfig& loaded, at::Device device
                                                        .held = placement::held_memory(*opened_.file, device),
                                                        .ranks = placement::ranks_of(group, mesh)});
     const int64_t tokens = std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
-    const int64_t of_images = static_cast<int64_t>(lengths.size()) * image_tokens(spec(), lengths, images);
+    const int64_t shortest = *std::min_element(lengths.begin(), lengths.end()),
+                  of_images = static_cast<int64_t>(lengths.size()) * images.tokens(spec(), shortest);
     placement::fit_to(load, opened_.file->spec,
                       data::slice_limits({.tokens = tokens,
                                           .segments = static_cast<int64_t>(lengths.size()),

@@ -5,19 +5,12 @@
 #include <vector>
 
 #include "unsloth/session/session.h"
+#include "unsloth/spec/row_images.h"
 #include "unsloth/train/step.h"
 
 namespace unsloth::bench {
 
-/// Square images of random pixels that each row begins with.
-struct RowImages {
-    int64_t count = 0;
-    int64_t pixels = 0;  ///< of a side
-    bool kept = false;   ///< their features are kept in host memory by the first step
-
-    int32_t grid(const spec::VisionSpec& spec) const;  ///< patches of a side, of the nearest number of tokens; or tiles
-    int64_t patches(const spec::VisionSpec& spec) const { return int64_t{grid(spec)} * grid(spec); }
-};
+using spec::RowImages;  ///< of random pixels, that each row begins with
 
 /// A model that is ready to train on micro-batches of rows of these lengths, as a run would plan and load it.
 class BenchedModel {

@@ -26,6 +26,7 @@
 #include "unsloth/placement/stages.h"
 #include "unsloth/planner/exchange_time.h"
 #include "unsloth/session/session.h"
+#include "unsloth/spec/vision_spec.h"
 #include "unsloth/train/answers.h"
 #include "unsloth/train/rank_rule.h"
 #include "unsloth/train/samples.h"
@@ -96,6 +97,7 @@ spec::MemoryNeed Estimate::need() const {
 Target target_of(const engine_api::PlanRequest& request, const config::Config& config) {
     Target target;
     target.gpus = request.gpus;
+    target.images = {request.images, request.image_size};
     if (request.gpu.empty() && request.gpu_memory_bytes == 0 && config.hardware.device == "cpu") {
         target.device = at::kCPU;
         target.machine = placement::machine_of(at::kCPU);
@@ -165,6 +167,7 @@ Forecast::Forecast(config::LoadedConfig loaded, const Target& target, std::share
     micro_batches_ = training.gradient_accumulation_steps;
     if (training.max_tokens_per_batch > 0)
         rows_ = std::max<int64_t>(1, training.max_tokens_per_batch / placement::full_rows(config(), 1, length_).tokens);
+    (void)target_.images.tokens(file_->spec, length_);
     request = sized(std::move(request), rows_, length_);
     given_ = std::make_shared<const model::ModelPlan>(like != nullptr ? like->given_->with(std::move(request))
                                                                       : model::ModelPlan(file_, std::move(request)));
@@ -234,9 +237,26 @@ int64_t Forecast::step_tokens() const {
 }
 
 model::LoadRequest Forecast::sized(model::LoadRequest request, int64_t rows, int64_t length) const {
-    placement::fit_to(request, file_->spec,
-                      data::slice_limits(placement::full_rows(config(), rows, length), request.cp.place()), answering_);
+    data::BatchLimits limits = placement::full_rows(config(), rows, length);
+    if (const spec::RowImages& images = target_.images; images.count > 0) {
+        const spec::VisionSpec& vision = file_->spec.vision.value();
+        limits.patches = images.patches(vision);
+        limits.image_tokens = rows * std::min(length, images.count * vision.tokens_of(limits.patches));
+    }
+    placement::fit_to(request, file_->spec, data::slice_limits(limits, request.cp.place()), answering_);
     return request;
+}
+
+/// Of the tower's passes over a micro-batch's images. Adapters in it take the way back, too, which computes once more.
+double Forecast::tower_ms() const {
+    const spec::RowImages& images = target_.images;
+    if (images.count == 0) return 0;
+    const spec::VisionSpec& vision = file_->spec.vision.value();
+    const int64_t patches = images.patches(vision), all = rows_ * images.count;
+    constexpr double forward = 1, with_backward = 4;
+    const double passes = given_->trains_tower() ? with_backward : forward,
+                 rate = planner::rate_at(target_.machine.card.products, static_cast<double>(all * patches));
+    return passes * static_cast<double>(all) * spec::vision_operations(vision, patches) / (rate * 1e12) * 1e3;
 }
 
 /// As one rank has the whole model, if there is a pipeline.
@@ -286,6 +306,7 @@ Estimate Forecast::choose() {
     for (const model::ModelPlan& stage : estimate.stages)
         estimate.step_ms =
             std::max(estimate.step_ms, placement::predicted_step_ms(stage, target_.machine.card, micro_batches_));
+    estimate.step_ms += static_cast<double>(micro_batches_) * tower_ms();
     estimate.tokens_per_second = 1000 * static_cast<double>(step_tokens()) / estimate.step_ms;
     return estimate;
 }

@@ -11,6 +11,7 @@
 #include "unsloth/placement/memory_use.h"
 #include "unsloth/placement/recipe.h"
 #include "unsloth/session/teacher.h"
+#include "unsloth/spec/row_images.h"
 
 namespace unsloth::commands {
 
@@ -22,6 +23,7 @@ struct Target {
     at::Device device = absent_gpu;
     int64_t memory = 0;  ///< of a GPU, or the machine's
     int64_t gpus = 1;    ///< or processes
+    spec::RowImages images;
 };
 /// The CPU where hardware.device says so and no card is named. usage Error for a card that is not known, and for a
 /// memory that is too small for any plan.
@@ -92,6 +94,7 @@ class Forecast {
     session::TeacherPlan::Choose choose_for_teacher() const;
     std::optional<session::TeacherPlan> teacher_of(const model::LoadRequest& student) const;
     model::LoadRequest sized(model::LoadRequest request, int64_t rows, int64_t length) const;
+    double tower_ms() const;
     model::ModelPlan plan(int64_t rows, int64_t length) const;
     std::vector<model::ModelPlan> stages(int64_t rows, int64_t length) const;
     bool can_hold(model::ModelPlan plan, const placement::MemoryBudget& budget) const;

@@ -160,7 +160,9 @@ class Report {
                   << human_bytes(budget_.device) << " may be planned for"
                   << (card_.measured || !on_gpu() ? "" : "; its rates are published ones, not measured") << "\n";
         if (chosen_) print_meshes();
+        const spec::RowImages& images = forecast_.target().images;
         std::cout << forecast_.rows() << " x " << forecast_.length() << " tokens a micro-batch, "
+                  << (images.count > 0 ? cat("images of each row: ", images.count, ", ") : "")
                   << forecast_.micro_batches() << " of them a step, base: " << plan_.base_description() << "\n";
         if (!plan_.request().pp.alone())
             std::cout << "  pipeline                     " << placement::describe_pipeline(plan_.request().pp)
@@ -279,7 +281,9 @@ bool run_plan(const config::LoadedConfig& given, const engine_api::PlanRequest& 
     const Target target = target_of(asked, given.config);
     const std::shared_ptr<const formats::WeightFile> file = open_or_describe(given.config);
     const config::LoadedConfig loaded = with_auto_values(given, file->spec, target.gpus);
-    const bool chooses = target.gpus > 1 && target.device.is_cuda() && leaves_mesh_open(loaded);
+    // Rows with images train on meshes of data parallelism alone.
+    const bool chooses =
+        target.gpus > 1 && target.device.is_cuda() && target.images.count == 0 && leaves_mesh_open(loaded);
     std::vector<Proposal> proposals;
     if (chooses) {
         proposals = propose_meshes(loaded, target, file, most_meshes);

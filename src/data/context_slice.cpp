@@ -172,6 +172,8 @@ BatchLimits slice_limits(const BatchLimits& whole, ContextRank cp) {
     own.keys = std::max<int64_t>(1, std::min(2 * tokens, tokens + tokens / (2 * cp.size) + whole.segments * cp.size));
     own.longest = longest;
     own.labels = std::min(whole.labels, own.tokens);
+    own.patches = whole.patches;  // so that a model's plan can refuse images
+    own.image_tokens = whole.image_tokens;
     own.all_keys = own.tokens * cp.size;
     return own;
 }

@@ -184,6 +184,25 @@ class Vision(Seeing):
         for one, other in zip(with_adapter, swapped):
             self.assertGreater(abs(one["loss"] - other["loss"]), 1e-3)
 
+    def test_plans_know_of_images(self):
+        folder, _, _, _ = self.family("qwen2_5_vl")
+        common = ("plan", "--model.path", folder, "--max_seq_length", 64, "--gpu", "H200", "--json")
+        text, one, two = (
+            json.loads(self.succeed(*common, "--images", images, "--image_size", 56).out) for images in (0, 1, 2)
+        )
+        for key in ("total_bytes", "predicted_step_ms"):
+            self.assertLess(text[key], one[key])
+            self.assertLess(one[key], two[key])
+        self.fail_with("option.out-of-range", "80 tokens", *common, "--images", 20, "--image_size", 56)
+        for shared in ("--tp_size", "--cp_size", "--pp_size"):
+            self.fail_with(
+                "parallel.unsupported", "rows that have images", *common, "--images", 1, "--image_size", 56, "--gpus", 2,
+                shared, 2,
+            )  # fmt: skip
+        self.fail_with(
+            "model.unsupported", "text alone", "plan", "--model.path", LEGAL_BASE, "--gpu", "H200", "--images", 1
+        )
+
     def test_refused_by_name(self):
         folder, adapter, rows, _ = self.family("qwen3_vl")
         arguments = self.train_arguments(folder, rows, "--max_steps", 1)

@@ -216,6 +216,8 @@ struct PlanRequest {
     std::string gpu_memory;  ///< size of its memory ("24GiB"); empty: the card's own
     int64_t gpu_memory_bytes = 0;  ///< what gpu_memory says
     int64_t gpus = 1;              ///< of a machine, each with a process
+    int64_t images = 0;            ///< that each row begins with
+    int64_t image_size = 672;      ///< pixels of their sides
     std::string svg;               ///< file for a picture of a step's memory over time; empty: none
     bool json = false;
 };

@@ -3,6 +3,15 @@
 
 namespace unsloth::app {
 
+namespace {
+
+void declare_images(OptionSet& options, int64_t& count, int64_t& size, const std::string& begin) {
+    options.add("images", count, begin + "for models that see some.").at_least(0).at_most(1e6);
+    options.add("image_size", size, "Pixels of the images' sides.").at_least(1).at_most(1e5);
+}
+
+}  // namespace
+
 void declare_bench(OptionSet& options, CommandLine& line) {
     BenchRequest& bench = line.bench;
     options
@@ -47,10 +56,7 @@ void declare_bench(OptionSet& options, CommandLine& line) {
         .add("min_seq", bench.min_seq,
              "Rows of unequal length, from this to seq (the same ones in each run); 0: all of seq.")
         .at_least(0);
-    options.add("images", bench.images, "With step: images that each row begins with, for models that see some.")
-        .at_least(0)
-        .at_most(1e6);
-    options.add("image_size", bench.image_size, "Pixels of the images' sides.").at_least(1).at_most(1e5);
+    declare_images(options, bench.images, bench.image_size, "With step: images that each row begins with, ");
     options.add("keep_features", bench.keep_features,
                 "With images: their features are in host memory, as from a run's second epoch on "
                 "(training.image_features), and the tower does not run.");
@@ -97,6 +103,7 @@ void declare_plan(OptionSet& options, CommandLine& line) {
              "the fastest mesh that fits is proposed, with the options that make it.")
         .at_least(1)
         .suggested_for({"num_gpus", "nproc_per_node"});
+    declare_images(options, plan.images, plan.image_size, "Images that each row has, ");
     options.add("svg", plan.svg, "SVG file to write: memory of a step over time.").output("FILE");
     declare_force(options, line);
     options.add("json", plan.json, "Print the plan as one JSON object.");
