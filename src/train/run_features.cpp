@@ -52,7 +52,12 @@ RunSetup::Features RunSetup::features() const {
 
 /// After the plan was chosen: features get host memory that it leaves.
 void RunSetup::plan_kept_features() {
-    if (!kept_ || plan_->request().sizes.patches == 0) return;
+    if (plan_->request().sizes.patches == 0) {
+        if (config().training.image_features == config::ImageFeatures::keep)
+            log::warning("training.image_features keep has no effect: no row has an image");
+        return;
+    }
+    if (!kept_) return;
     const bool automatic = config().training.image_features == config::ImageFeatures::automatic;
     const auto leave = [&](const std::string& why) { log::info("images     their features are not kept: ", why); };
     if (plan_->trains_tower()) {

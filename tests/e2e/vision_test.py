@@ -211,6 +211,10 @@ class Vision(Seeing):
             "--lora.vision", "true", "--use_dora", "true",
         )  # fmt: skip
         self.fail_with(
+            "option.conflict", ["image_features", "lora.vision"], "train", *arguments,
+            "--lora.vision", "true", "--image_features", "keep",
+        )  # fmt: skip
+        self.fail_with(
             "image.text-model", "image", "train", *self.train_arguments(LEGAL_BASE, rows, "--data.template", "chatml")
         )
         self.fail_with(
