@@ -10,6 +10,7 @@ from merge_support import KINDS, Merging
 from peers import Peers, main_or_skip, python_with
 from pruning import GPT_OSS, QWEN3_MOE
 from support import (
+    GOLDEN,
     LLAMA,
     LOGITS_TOLERANCE,
     MISTRAL,
@@ -139,8 +140,35 @@ with torch.no_grad():
 """
 
 
+# Prints, for each folder, how many linears are in 4 bit, and how many of these were left as they are.
+IN_4BIT = """
+import sys
+import torch
+from bitsandbytes.nn import Linear4bit
+from transformers import AutoModelForImageTextToText
+for folder in sys.argv[1:]:
+    model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.bfloat16)
+    linears = [module for module in model.modules() if isinstance(module, Linear4bit)]
+    print(len(linears), sum(module.weight.dtype != torch.uint8 for module in linears))
+"""
+
+
 class InTransformers(Merging, Peers):
     python = PYTHON
+
+    def test_models_with_towers_load_in_4bit(self):
+        folders = []
+        for family in ("qwen2_5_vl", "qwen3_vl", "mllama"):
+            config = GOLDEN / "families" / family / "model" / "config.json"
+            made, plain = self.folder / f"{family} made", self.folder / family
+            self.succeed("init", "--model_config", config, "--quantize", "nf4", "--out", made)
+            self.succeed("init", "--model_config", config, "--out", plain)
+            folders += [made, self.quantized(plain, out=f"{family} quantized")]
+        for folder, line in zip(folders, self.in_python(IN_4BIT, *folders).splitlines(), strict=True):
+            with self.subTest(folder.name):
+                linears, plain = map(int, line.split())
+                self.assertGreater(linears, 0)
+                self.assertEqual(plain, 0)
 
     def test_merged_models_give_the_logits_of_peft(self):
         rows, pairs, names = self.rows(4), [], []
