@@ -179,8 +179,8 @@ class Late(Exception): pass
 def ring(*ignored): raise Late()
 def f(prompts):
     signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, 0.01)
     try:
+        signal.setitimer(signal.ITIMER_REAL, 0.01)
         while True: sum(range(9))
     except Late:
         return [1] * len(prompts)
