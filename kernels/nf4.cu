@@ -6,7 +6,6 @@
 //
 // Every product and sum is an explicit __fmul_rn / __fadd_rn: a fused multiply-add would change bits.
 #include <algorithm>
-#include <iterator>
 
 #include "kernels/common/device.cuh"
 #include "kernels/common/launch.h"
@@ -166,12 +165,6 @@ void launch(Jobs& jobs, spec::DType out_type, cudaStream_t stream) {
 }
 
 // ---- quantisation ----
-
-/// spec/quant4.h's thresholds where device code can index them.
-struct Nf4Thresholds {
-    float value[15];
-    Nf4Thresholds() { std::copy(std::begin(spec::nf4_threshold), std::end(spec::nf4_threshold), value); }
-};
 
 __device__ __forceinline__ unsigned nf4_code_of(const Nf4Thresholds& thresholds, float x) {
     unsigned code = 0;

@@ -1,6 +1,8 @@
 // What a block's codes of a 4-bit weight are multiplied with (include/unsloth/spec/quant4.h).
 #pragma once
 
+#include <algorithm>
+#include <iterator>
 #include <type_traits>
 
 #include "kernels/common/device.cuh"
@@ -34,6 +36,12 @@ __device__ __forceinline__ float block_scale(const spec::Quant4View& weight, int
         __fmul_rn(weight.nested_map[weight.absmax_u8[block]], weight.nested_absmax[block / spec::quant4_nested_block]);
     return __fadd_rn(product, weight.nested_offset);
 }
+
+/// spec/quant4.h's thresholds where device code can index them.
+struct Nf4Thresholds {
+    float value[15];
+    Nf4Thresholds() { std::copy(std::begin(spec::nf4_threshold), std::end(spec::nf4_threshold), value); }
+};
 
 /// run(std::integral_constant<int, block of the weight>).
 template <class Run>

@@ -2,7 +2,6 @@
 // columns of 4 rows. Ceiling: the bandwidth of memory, 2.5 bytes an element (4 bits in, bf16 out); in fact
 // instructions: some 50 an element, and two for each product of the rank, which are not fused as the host's are not.
 #include <algorithm>
-#include <iterator>
 
 #include "kernels/common/device.cuh"
 #include "kernels/common/launch.h"
@@ -133,11 +132,6 @@ __device__ __forceinline__ void round_block(Values& v) {
     for (int i = 0; i < columns; ++i) v[i] = finite ? spec::on_grid(kGrid, v[i], scale) : __int_as_float(0x7FC00000);
 }
 
-/// spec/quant4.h's thresholds where device code can index them; the last is never compared with.
-struct Nf4Thresholds {
-    float value[16] = {};
-    Nf4Thresholds() { std::copy(std::begin(spec::nf4_threshold), std::end(spec::nf4_threshold), value); }
-};
 /// How many of them x exceeds, by halving.
 __device__ __forceinline__ unsigned nf4_code_of(const float* thresholds, float x) {
     unsigned code = x > thresholds[7] ? 8 : 0;
@@ -178,9 +172,9 @@ __device__ __forceinline__ void emit(const GridFold& p, const float* thresholds,
 template <class Base, class T, spec::ServeGrid kGrid>
 __global__ void __launch_bounds__(threads, 3)
     fold(const __grid_constant__ GridFold p, Base base, const __grid_constant__ Nf4Thresholds nf4) {
-    __shared__ float thresholds[16];
+    __shared__ float thresholds[15];
     if constexpr (kGrid == spec::ServeGrid::nf4) {
-        if (threadIdx.x < 16) thresholds[threadIdx.x] = nf4.value[threadIdx.x];
+        if (threadIdx.x < 15) thresholds[threadIdx.x] = nf4.value[threadIdx.x];
         __syncthreads();
     }
     base.prepare();

@@ -105,58 +105,43 @@ __global__ void __launch_bounds__(vision_threads) gelu_backward_kernel(const Gel
     }
 }
 
-unsigned blocks_of(int64_t rows) {
-    return static_cast<unsigned>(rows);
+/// A block a row; kernel_of(tag) is the kernel for values of the tag's type.
+template <class Params, class Choose>
+void launch_rows(const Params& params, int64_t rows, cudaStream_t stream, const Choose& kernel_of) {
+    if (rows == 0) return;
+    dispatch_floating(params.type, [&](auto tag) {
+        UNSLOTH_LAUNCH(kernel_of(tag), static_cast<unsigned>(rows), vision_threads, 0, stream, params);
+    });
 }
 
 }  // namespace
 
 void patch_values(const PatchValues& params, cudaStream_t stream) {
-    if (params.patches == 0) return;
-    dispatch_floating(params.type, [&](auto tag) {
-        using T = typename decltype(tag)::type;
-        UNSLOTH_LAUNCH(patch_values_kernel<T>, blocks_of(params.patches), vision_threads, 0, stream, params);
-    });
+    launch_rows(params, params.patches, stream,
+                [](auto tag) { return patch_values_kernel<typename decltype(tag)::type>; });
 }
 
 void add_interpolated(const AddInterpolated& params, cudaStream_t stream) {
-    if (params.patches == 0) return;
-    dispatch_floating(params.type, [&](auto tag) {
-        using T = typename decltype(tag)::type;
-        UNSLOTH_LAUNCH(add_interpolated_kernel<T>, blocks_of(params.patches), vision_threads, 0, stream, params);
-    });
+    launch_rows(params, params.patches, stream,
+                [](auto tag) { return add_interpolated_kernel<typename decltype(tag)::type>; });
 }
 
 void layer_norm_forward(const LayerNorm& params, cudaStream_t stream) {
-    if (params.rows == 0) return;
-    dispatch_floating(params.type, [&](auto tag) {
-        using T = typename decltype(tag)::type;
-        UNSLOTH_LAUNCH(layer_norm_kernel<T>, blocks_of(params.rows), vision_threads, 0, stream, params);
-    });
+    launch_rows(params, params.rows, stream, [](auto tag) { return layer_norm_kernel<typename decltype(tag)::type>; });
 }
 
 void layer_norm_backward(const LayerNormBackward& params, cudaStream_t stream) {
-    if (params.rows == 0) return;
-    dispatch_floating(params.type, [&](auto tag) {
-        using T = typename decltype(tag)::type;
-        UNSLOTH_LAUNCH(layer_norm_backward_kernel<T>, blocks_of(params.rows), vision_threads, 0, stream, params);
-    });
-}
-
-void gelu_backward(const GeluBackward& params, cudaStream_t stream) {
-    if (params.rows == 0) return;
-    dispatch_floating(params.type, [&](auto tag) {
-        using T = typename decltype(tag)::type;
-        UNSLOTH_LAUNCH(gelu_backward_kernel<T>, blocks_of(params.rows), vision_threads, 0, stream, params);
-    });
+    launch_rows(params, params.rows, stream,
+                [](auto tag) { return layer_norm_backward_kernel<typename decltype(tag)::type>; });
 }
 
 void gelu(const GeluRows& params, cudaStream_t stream) {
-    if (params.rows == 0) return;
-    dispatch_floating(params.type, [&](auto tag) {
-        using T = typename decltype(tag)::type;
-        UNSLOTH_LAUNCH(gelu_kernel<T>, blocks_of(params.rows), vision_threads, 0, stream, params);
-    });
+    launch_rows(params, params.rows, stream, [](auto tag) { return gelu_kernel<typename decltype(tag)::type>; });
+}
+
+void gelu_backward(const GeluBackward& params, cudaStream_t stream) {
+    launch_rows(params, params.rows, stream,
+                [](auto tag) { return gelu_backward_kernel<typename decltype(tag)::type>; });
 }
 
 }  // namespace unsloth::kernels

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <ranges>
 #include <unordered_map>
 #include <utility>
 
@@ -120,7 +121,8 @@ void load_pixels(std::vector<Sample>& rows, const VisionRows& vision, const Kept
                         "It changed meanwhile: start again, without data.cache_dir's older files.");
         image->pixels = std::make_shared<const std::vector<uint8_t>>(std::move(pixels.values));
     });
-    for (const auto& [image, first] : again) image->pixels = first->pixels;
+    // Backwards: what an image of the same row has may itself be another row's.
+    for (const auto& [image, first] : std::views::reverse(again)) image->pixels = first->pixels;
 }
 
 }  // namespace unsloth::data
