@@ -122,7 +122,7 @@ void load_pixels(std::vector<Sample>& rows, const VisionRows& vision, const Kept
         image->pixels = std::make_shared<const std::vector<uint8_t>>(std::move(pixels.values));
     });
     // Backwards: what an image of the same row has may itself be another row's.
-    for (const auto& [image, first] : std::views::reverse(again)) image->pixels = first->pixels;
+    for (auto one = again.rbegin(); one != again.rend(); ++one) one->first->pixels = one->second->pixels;
 }
 
 }  // namespace unsloth::data
