@@ -1,8 +1,8 @@
 // Files of training data: JSON Lines, JSON arrays, tables and plain text, plain and compressed, from bytes to ids.
 // options: -max_len=8192 -dict=tests/fuzz/rows.dict
-// parser: src/data/format.cpp src/data/columns.* src/data/conversation.* src/data/preference.* src/data/lines.*
-// parser: src/data/row_images.* src/data/image_source.* src/data/vision.cpp
-// parser: src/data/json_readers.cpp src/data/text_readers.cpp src/data/byte_stream.* src/data/reader.cpp
+// parser: src/data/format.cpp src/data/tokenized_row.* src/data/columns.* src/data/conversation.* src/data/preference.*
+// src/data/lines.* parser: src/data/row_images.* src/data/image_source.* src/data/vision.cpp parser:
+// src/data/json_readers.cpp src/data/text_readers.cpp src/data/byte_stream.* src/data/reader.cpp
 #include <nlohmann/json.hpp>
 
 #include "fuzz/support.h"
