@@ -1,6 +1,6 @@
 // v = dy·sB and dB += s·dyᵀ·u: one kernel reads dy (lora_dy.cuh), a second adds the strips' shares of v, and dB over
 // further splits of the tokens, in a fixed order.
-#include "kernels/lora_dy.cuh"
+#include "kernels/lora_dy_produce.cuh"
 
 #include <utility>
 

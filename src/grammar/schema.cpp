@@ -10,15 +10,13 @@
 #include "grammar/integer_range.h"
 #include "grammar/json_rules.h"
 #include "grammar/nodes.h"
+#include "grammar/schema_references.h"
 #include "unsloth/core/error.h"
 
 namespace unsloth::grammar {
 namespace {
 
-using Json = nlohmann::ordered_json;
-
 constexpr std::size_t longest_schema = std::size_t{1} << 20;
-constexpr int deepest_schema = 100;
 constexpr int64_t most_items = 10'000, most_digits = 15;
 
 constexpr std::string_view annotations[] = {"title", "description", "default",  "examples",     "$schema",
@@ -49,15 +47,11 @@ std::string written(const Json& value) {
 
 class SchemaParser : public JsonRules {
   public:
-    SchemaParser(Builder& builder, const Json& root) : JsonRules(builder), root_(root) {}
+    SchemaParser(Builder& builder, const Json& root) : JsonRules(builder), root_(root), references_(root) {}
 
     Piece whole() { return builder_.called(rule_of(root_, 0)); }
 
   private:
-    [[noreturn]] static void refuse_keyword(const std::string& key, const std::string& why = "is not supported") {
-        throw Refused(cat("the schema's keyword '", key.substr(0, 100), "' ", why));
-    }
-
     /// Each schema is one rule, however often it is referred to.
     int32_t rule_of(const Json& schema, int depth) {
         if (depth > deepest_schema) throw Refused(cat("the schema is nested deeper than ", deepest_schema));
@@ -91,7 +85,7 @@ class SchemaParser : public JsonRules {
     Piece typed(const Json& schema, int depth) {
         if (const auto ref = schema.find("$ref"); ref != schema.end()) {
             allow_only(schema, {"$ref"});
-            return value_of(referred(*ref), depth);
+            return value_of(references_.referred(*ref), depth);
         }
         for (const char* key : {"anyOf", "oneOf"})
             if (const auto all = schema.find(key); all != schema.end()) {
@@ -169,62 +163,15 @@ class SchemaParser : public JsonRules {
         return text("null");
     }
 
-    const Json& referred(const Json& ref) const {
-        if (!ref.is_string()) refuse_keyword("$ref", "is no text");
-        const auto& path = ref.get_ref<const std::string&>();
-        if (path != "#" && !path.starts_with("#/"))
-            refuse_keyword("$ref", "refers to another document; only '#/…' is supported");
-        try {
-            return root_.at(Json::json_pointer(path.substr(1)));
-        } catch (const Json::exception&) {
-            refuse_keyword("$ref", cat("refers to '", path.substr(0, 100), "', which is not there"));
-        }
-    }
-
     Piece choices(const Json& all, const char* key, int depth) {
         if (!all.is_array() || all.empty()) refuse_keyword(key, "is no list of schemas");
-        if (std::string_view(key) == "oneOf" && !are_disjoint(all))
+        if (std::string_view(key) == "oneOf" && !references_.are_disjoint(all))
             refuse_keyword(key,
                            "is supported for schemas of different types, or with a required property whose constants "
                            "differ; use 'anyOf'");
         std::vector<Piece> pieces;
         for (const Json& one : all) pieces.push_back(value_of(one, depth));
         return builder_.either(pieces);
-    }
-
-    const Json& resolved(const Json& schema) const {
-        const Json* here = &schema;
-        for (int i = 0; i < deepest_schema && here->is_object() && here->contains("$ref"); ++i)
-            here = &referred((*here)["$ref"]);
-        return *here;
-    }
-    /// Whether no value fits two of them, as can be seen from types or from constants that are required.
-    bool are_disjoint(const Json& all) const {
-        std::set<std::string> types;
-        std::map<std::string, std::set<std::string>> constants;  // by property
-        std::map<std::string, std::size_t> named;
-        bool types_differ = true;
-        for (const Json& one : all) {
-            const Json& schema = resolved(one);
-            const auto type = schema.is_object() ? schema.find("type") : schema.end();
-            std::string name =
-                schema.is_object() && type != schema.end() && type->is_string() ? type->get<std::string>() : "";
-            if (name == "integer") name = "number";
-            types_differ =
-                types_differ && !name.empty() && !schema.value("nullable", false) && types.insert(name).second;
-            if (!schema.is_object() || !schema.contains("properties") || !schema["properties"].is_object()) continue;
-            const Json required = schema.value("required", Json::array());
-            for (const auto& [property, of] : schema["properties"].items()) {
-                if (!of.is_object() || std::ranges::find(required, Json(property)) == required.end()) continue;
-                Json values = of.contains("const") ? Json::array({of["const"]}) : of.value("enum", Json::array());
-                if (!values.is_array() || values.empty()) continue;
-                bool differ = true;
-                for (const Json& value : values) differ = constants[property].insert(value.dump()).second && differ;
-                if (differ) ++named[property];
-            }
-        }
-        return types_differ || std::any_of(named.begin(), named.end(),
-                                           [&](const auto& property) { return property.second == all.size(); });
     }
 
     static bool fits(const Json& value, const std::string& type) {
@@ -408,6 +355,7 @@ class SchemaParser : public JsonRules {
     }
 
     const Json& root_;
+    const SchemaReferences references_;
     std::map<const Json*, int32_t> rules_;
 };
 

@@ -1,93 +1,13 @@
 // HTTP/2 on one connection, by nghttp2: it keeps the protocol and its limits against floods; exchanges are ours.
-#include <nghttp2/nghttp2.h>
+#include "http/http2.h"
 
 #include <algorithm>
 #include <cstring>
-#include <unordered_map>
 
-#include "http/protocol.h"
-#include "http/request_parser.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/log.h"
 
 namespace unsloth::http {
-namespace {
-
-constexpr uint32_t stream_window = 1 << 20;
-constexpr int32_t connection_window = 4 << 20;
-constexpr size_t most_fields_h2 = 256;
-/// Streams that one client makes the connection reset, by its own RST_STREAM or by a mistake: at once, and a second
-/// after that.
-constexpr uint64_t reset_burst = 1000, resets_per_second = 33;
-
-struct Stream {
-    explicit Stream(Shared& shared) : held(shared) {}
-    Request request;
-    HeldBytes held;
-    size_t header_bytes = 0;
-    bool method_seen = false, complete = false;  // complete: the handler may have it
-    bool in_pieces = false, body_ends = false;
-    size_t body_bytes = 0;
-    std::string piece;  // of the body, for the exchange
-    Refusal refusal;
-    std::shared_ptr<Exchange> exchange;
-    Clock::time_point progress = Clock::now();  // began, or last sent a piece
-};
-
-class Http2 : public Protocol {
-  public:
-    Http2(Shared& shared, Carrier& carrier, std::string peer);
-    ~Http2() override;
-    Http2(const Http2&) = delete;
-    Http2& operator=(const Http2&) = delete;
-
-    size_t receive(std::string_view bytes) override;
-    void fill(std::string& out) override;
-    void changed(Exchange& exchange) override;
-    void drain() override { go_away(); }
-    void client_left() override { failed_ = true; }
-    void close() override;
-    void check_time(Clock::time_point now) override;
-    bool finished() const override {
-        return failed_ || (::nghttp2_session_want_read(session_) == 0 && ::nghttp2_session_want_write(session_) == 0);
-    }
-    bool aborted() const override { return failed_; }
-
-  private:
-    // nghttp2's callbacks. What they throw fails the connection.
-    int begin_headers(const nghttp2_frame& frame);
-    int header(const nghttp2_frame& frame, std::string_view name, std::string_view value);
-    int data(int32_t id, std::string_view bytes);
-    int frame_received(const nghttp2_frame& frame);
-    int frame_sent(const nghttp2_frame& frame);
-    int stream_closed(int32_t id);
-    ssize_t read(int32_t id, uint8_t* buffer, size_t size, uint32_t* flags);
-
-    static nghttp2_session_callbacks* callbacks();
-    template <class Call>
-    static int guarded(void* user, const Call& call);
-
-    Stream* find(int32_t id);
-    void refuse(Stream& stream, int32_t id, int status, const char* message);
-    void settle();
-    void submit(Exchange& exchange, Head head);
-    void hand_over(Stream& stream, int32_t id);
-    void drop(Stream& stream, int32_t id);
-    void go_away();
-    void count_mistake();
-
-    Shared& shared_;
-    Carrier& carrier_;
-    const std::string peer_;
-    nghttp2_session* session_ = nullptr;
-    std::unordered_map<int32_t, Stream> streams_;
-    std::vector<int32_t> ready_;                   // requests that are complete or refused
-    std::vector<std::shared_ptr<Exchange>> left_;  // of closed streams
-    Clock::time_point idle_since_ = Clock::now();
-    double mistakes_left_ = reset_burst;
-    Clock::time_point mistake_ = idle_since_;  // the last one
-    bool failed_ = false, leaving_ = false;
-};
 
 template <class Call>
 int Http2::guarded(void* user, const Call& call) {
@@ -99,7 +19,7 @@ int Http2::guarded(void* user, const Call& call) {
     }
 }
 
-std::string_view view(const uint8_t* bytes, size_t size) {
+static std::string_view view(const uint8_t* bytes, size_t size) {
     return {reinterpret_cast<const char*>(bytes), size};
 }
 
@@ -329,7 +249,7 @@ void Http2::drop(Stream& stream, int32_t id) {
     if (const auto exchange = std::exchange(stream.exchange, nullptr)) exchange->leave();
 }
 
-std::vector<nghttp2_nv> field_list(const Headers& headers) {
+static std::vector<nghttp2_nv> field_list(const Headers& headers) {
     std::vector<nghttp2_nv> list;
     for (const auto& [name, value] : headers) {
         // nghttp2 copies them; its interface has them without const.
@@ -423,8 +343,6 @@ void Http2::check_time(Clock::time_point now) {
     }
     settle();
 }
-
-}  // namespace
 
 std::unique_ptr<Protocol> make_http2(Shared& shared, Carrier& carrier, std::string peer) {
     return std::make_unique<Http2>(shared, carrier, std::move(peer));
