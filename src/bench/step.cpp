@@ -160,6 +160,31 @@ void say_what_comes(const engine_api::BenchRequest& request, const std::string& 
               " tokens, gradient_checkpointing ", keep, when);
 }
 
+/// The least time of a step at the measured rates, and the towers' part of it, in ms.
+struct Floors {
+    double all = 0, towers = 0;
+};
+
+Floors floors_of(const BenchedModel& benched, const Ceilings& rates, const std::vector<int64_t>& lengths,
+                 const RowImages& images, int64_t accumulate) {
+    const spec::ModelSpec& spec = benched.spec();
+    const model::LoadRequest& load = benched.request();
+    const StepOperations operations =
+        count_operations(spec, lengths, load.run,
+                         images.count > 0 && spec.vision->tiles ? images.count * spec.vision->tiles->features() : 0);
+    const auto rate = [&](bool fp8) { return fp8 ? rates.base : rates.compute; };
+    const int64_t patches = images.count > 0 ? images.patches(*spec.vision) : 0;
+    const double tower = patches > 0 && !images.kept ? static_cast<double>(std::ssize(lengths) * images.count) *
+                                                           spec::vision_operations(*spec.vision, patches)
+                                                     : 0;
+    const double ms = 1000 * static_cast<double>(accumulate);
+    return {ms * (operations.forward / rate(forward_coded(load.coded)) + operations.dx / rates.base +
+                  operations.head / 2 / rate(forward_coded(load.sizes.head_coded)) +
+                  operations.head / 2 / rate(head_dx_codes(load.sizes.head_coded) != spec::Codes::none) +
+                  operations.attention / rates.compute + tower / rates.compute),
+            ms * tower / rates.compute};
+}
+
 engine_api::BenchResult bench_step(const config::LoadedConfig& loaded, const engine_api::BenchRequest& request) {
     const int64_t batch = request.batch, seq = request.seq;
     if (request.min_seq > seq)
@@ -195,66 +220,53 @@ engine_api::BenchResult bench_step(const config::LoadedConfig& loaded, const eng
     const double ms = times.ms;
     const auto cached = std::count_if(load.run.layers.begin(), load.run.layers.end(),
                                       [](const spec::LayerPlan& layer) { return layer.cached; });
-    const StepOperations operations =
-        count_operations(spec, lengths, load.run,
-                         images.count > 0 && spec.vision->tiles ? images.count * spec.vision->tiles->features() : 0);
-    const auto rate = [&](bool fp8) { return fp8 ? rates.base : rates.compute; };
-    const int64_t patches = images.count > 0 ? images.patches(*spec.vision) : 0;
-    const double tower = patches > 0 && !images.kept ? static_cast<double>(batch * images.count) *
-                                                           spec::vision_operations(*spec.vision, patches)
-                                                     : 0;
-    const double floor_ms = 1000 * static_cast<double>(request.accumulate) *
-                            (operations.forward / rate(forward_coded(load.coded)) + operations.dx / rates.base +
-                             operations.head / 2 / rate(forward_coded(load.sizes.head_coded)) +
-                             operations.head / 2 / rate(head_dx_codes(load.sizes.head_coded) != spec::Codes::none) +
-                             operations.attention / rates.compute + tower / rates.compute);
+    const Floors floors = floors_of(benched, rates, lengths, images, request.accumulate);
     const std::string places = placement::describe_places(plan);
     const char* const computes = any(load.coded) ? name_of(load.coded) : name_of(loaded.config.model.dtype);
     const auto gib = [](int64_t bytes) { return static_cast<double>(bytes) / (1 << 30); };
-    nlohmann::ordered_json result{
-        {"bench", "step"},
-        {"device", memory::describe_device(device)},
-        {"model", loaded.config.model.path},
-        {"base", plan.base_description()},
-        {"dtype", name_of(loaded.config.model.dtype)},
-        {"r", load.lora ? load.lora->r : 0},
-        {"compute_dtype", computes},
-        {"batch", batch},
-        {"seq", seq},
-        {"min_seq", request.min_seq},
-        {"accumulate", request.accumulate},
-        {"images", batch * images.count},
-        {"patches_each", patches},
-        {"kept_features", images.kept},
-        {"kept_features_mib", static_cast<double>(load.kept_bytes) / (1 << 20)},
-        {"tower_floor_ms", 1000 * static_cast<double>(request.accumulate) * tower / rates.compute},
-        {"in_flight", load.run.in_flight},
-        {"tokens", tokens},
-        {"gradient_checkpointing", planner::describe_keep(load.run)},
-        {"weight_cache", cached > 0 && device.is_cuda()},
-        {"cached_layers", device.is_cuda() ? cached : 0},
-        {"weights_at", places.empty() ? "the device" : places},
-        {"deterministic", loaded.config.training.deterministic},
-        {"resident_gib", gib(plan.resident().total_bytes())},
-        {"host_gib", gib(plan.host_bytes())},
-        {"steps", request.steps},
-        {"step_ms", ms},
-        {"predicted_step_ms", predicted_ms},
-        {"tokens_per_second", 1000.0 * static_cast<double>(tokens) / ms},
-        {"peak_gib", gib(peak)},
-        {"planned_gib", gib(plan.total_bytes())},
-        {"gemm_ceiling_tflops", rates.compute / 1e12},
-        {"base_gemm_ceiling_tflops", rates.base / 1e12},
-        {"floor_ms", floor_ms},
-        {"share_of_floor", floor_ms / ms},
-        {"loss", times.loss},
-        {"skipped", times.skipped}};
+    nlohmann::ordered_json result{{"bench", "step"},
+                                  {"device", memory::describe_device(device)},
+                                  {"model", loaded.config.model.path},
+                                  {"base", plan.base_description()},
+                                  {"dtype", name_of(loaded.config.model.dtype)},
+                                  {"r", load.lora ? load.lora->r : 0},
+                                  {"compute_dtype", computes},
+                                  {"batch", batch},
+                                  {"seq", seq},
+                                  {"min_seq", request.min_seq},
+                                  {"accumulate", request.accumulate},
+                                  {"images", batch * images.count},
+                                  {"patches_each", images.count > 0 ? images.patches(*spec.vision) : 0},
+                                  {"kept_features", images.kept},
+                                  {"kept_features_mib", static_cast<double>(load.kept_bytes) / (1 << 20)},
+                                  {"tower_floor_ms", floors.towers},
+                                  {"in_flight", load.run.in_flight},
+                                  {"tokens", tokens},
+                                  {"gradient_checkpointing", planner::describe_keep(load.run)},
+                                  {"weight_cache", cached > 0 && device.is_cuda()},
+                                  {"cached_layers", device.is_cuda() ? cached : 0},
+                                  {"weights_at", places.empty() ? "the device" : places},
+                                  {"deterministic", loaded.config.training.deterministic},
+                                  {"resident_gib", gib(plan.resident().total_bytes())},
+                                  {"host_gib", gib(plan.host_bytes())},
+                                  {"steps", request.steps},
+                                  {"step_ms", ms},
+                                  {"predicted_step_ms", predicted_ms},
+                                  {"tokens_per_second", 1000.0 * static_cast<double>(tokens) / ms},
+                                  {"peak_gib", gib(peak)},
+                                  {"planned_gib", gib(plan.total_bytes())},
+                                  {"gemm_ceiling_tflops", rates.compute / 1e12},
+                                  {"base_gemm_ceiling_tflops", rates.base / 1e12},
+                                  {"floor_ms", floors.all},
+                                  {"share_of_floor", floors.all / ms},
+                                  {"loss", times.loss},
+                                  {"skipped", times.skipped}};
     add_disk_rates(benched.model(), {after.bytes - before.bytes, after.cached - before.cached},
                    ms * static_cast<double>(request.steps) / 1000, result);
     if (request.prints) std::cout << (request.json ? result.dump() : result.dump(2)) << std::endl;
     engine_api::BenchResult summary;
     if (device.is_cuda()) summary.untuned = placement::tuned_products(*load.kernels, plan).untuned;
-    summary.figures = {{"", 1000.0 * static_cast<double>(tokens) / ms, "tokens/s", floor_ms / ms}};
+    summary.figures = {{"", 1000.0 * static_cast<double>(tokens) / ms, "tokens/s", floors.all / ms}};
     return summary;
 }
 

@@ -217,18 +217,24 @@ double Decoder::ms_of(const Issued& pass) {
     return std::chrono::duration<double, std::milli>(came - waited).count();
 }
 
-/// `ids`: those that the pass before chooses, where parts wait for them.
-Decoder::Issued Decoder::issue(const std::vector<ScheduledChunk>& parts, const at::Tensor& ids) {
-    Issued issued;
-    issued.begun = Clock::now();
-    if (on_pass_) issued.work = PassWork::of(parts);
-    if (on_pass_ && ctx_.is_cuda()) {
-        issued.began = std::make_shared<ops::Event>(ctx_, ops::Event::Kind::timed);
-        issued.began->record();
+/// Asynchronous: the event `there` follows the copies.
+void Decoder::copy_to_host(Issued& issued) const {
+    for (at::Tensor* values :
+         {&issued.ids, &issued.logprobs, &issued.rated_logprobs, &issued.top_ids, &issued.top_logprobs}) {
+        if (!values->defined()) continue;
+        const at::Tensor there = at::empty(values->sizes(), values->options().device(at::kCPU).pinned_memory(true));
+        there.copy_(*values, /*non_blocking=*/true);
+        *values = there;
     }
+    issued.there = std::make_shared<ops::Event>(ctx_, ops::Event::Kind::timed);
+    issued.there->record();
+}
+
+/// The rows of logits that are read: prompts' tokens that are rated, and those that a token is chosen from.
+Decoder::ChosenRows Decoder::chosen_rows(const std::vector<ScheduledChunk>& parts, Issued& issued) const {
     static const spec::Sampling likeliest;  // of rows whose token is known
-    std::vector<ops::RowSampling> rows;
-    std::vector<std::pair<std::size_t, TokenConstraint*>> constrained;
+    ChosenRows chosen;
+    auto& [rows, constrained] = chosen;
     for (const ScheduledChunk& part : parts) {
         Sequence& s = *part.sequence;
         const Request& request = s.request;
@@ -255,6 +261,20 @@ Decoder::Issued Decoder::issue(const std::vector<ScheduledChunk>& parts, const a
         if (request.constraint) constrained.emplace_back(rows.size() - 1, request.constraint.get());
         issued.rows.push_back(&s);
     }
+    return chosen;
+}
+
+/// `ids`: those that the pass before chooses, where parts wait for them.
+Decoder::Issued Decoder::issue(const std::vector<ScheduledChunk>& parts, const at::Tensor& ids) {
+    Issued issued;
+    issued.begun = Clock::now();
+    if (on_pass_) issued.work = PassWork::of(parts);
+    if (on_pass_ && ctx_.is_cuda()) {
+        issued.began = std::make_shared<ops::Event>(ctx_, ops::Event::Kind::timed);
+        issued.began->record();
+    }
+    ChosenRows chosen = chosen_rows(parts, issued);
+    std::vector<ops::RowSampling>& rows = chosen.rows;
     const auto count = static_cast<int64_t>(rows.size());
     const auto on_device = at::TensorOptions().device(ctx_.device());
     issued.ids_C = at::empty({count}, on_device.dtype(at::kInt));
@@ -273,7 +293,7 @@ Decoder::Issued Decoder::issue(const std::vector<ScheduledChunk>& parts, const a
     RatedRows rated;
     model_.forward_with_kv_cache(pass, [&](int64_t first, const at::Tensor& logits_CV) {
         const int64_t n = logits_CV.size(0);
-        if (first == 0) constrain(constrained, rows);  // while a GPU computes the logits
+        if (first == 0) constrain(chosen.constrained, rows);  // while a GPU computes the logits
         for (const Issued::Rated& row : issued.rated)
             if (const auto at = static_cast<int64_t>(row.row) - first; at >= 0 && at < n)
                 rated.add(at, row.of == nullptr ? 0 : row.of->ids[row.position], row.top, row.listed);
@@ -288,17 +308,7 @@ Decoder::Issued Decoder::issue(const std::vector<ScheduledChunk>& parts, const a
         on_pass_ && waits && pass.batch.images.empty() && !pass.sight && model_.counts().recorded == recorded;
     issued.ids = issued.ids_C, issued.logprobs = issued.logprobs_C;
     if (!issued.rated.empty()) rated.take(issued.rated_logprobs, issued.top_ids, issued.top_logprobs);
-    if (ctx_.is_cuda()) {
-        for (at::Tensor* values :
-             {&issued.ids, &issued.logprobs, &issued.rated_logprobs, &issued.top_ids, &issued.top_logprobs}) {
-            if (!values->defined()) continue;
-            const at::Tensor there = at::empty(values->sizes(), values->options().device(at::kCPU).pinned_memory(true));
-            there.copy_(*values, /*non_blocking=*/true);
-            *values = there;
-        }
-        issued.there = std::make_shared<ops::Event>(ctx_, ops::Event::Kind::timed);
-        issued.there->record();
-    }
+    if (ctx_.is_cuda()) copy_to_host(issued);
     return issued;
 }
 

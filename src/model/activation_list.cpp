@@ -110,6 +110,28 @@ void ActivationList::cross(int64_t layer, LayerSaved& a, const Statistic& statis
     statistic("rstd_k of images", {rows, spec_.num_kv_heads}, at::kFloat, kept, a.cross.rstd_k_SK, Rows::fixed);
 }
 
+/// Of a layer with experts, in the place of its MLP.
+template <class Statistic, class Matrix>
+void ActivationList::experts(LayerSaved& a, const Statistic& statistic, const Matrix& matrix, spec::Keep keeps) {
+    const int64_t t = sizes_.tokens;
+    const bool rest = keeps == spec::Keep::everything || keeps == spec::Keep::but_mlp;
+    const spec::ExpertsSpec& experts = *spec_.experts;
+    const int64_t k = experts.top_k;
+    ExpertsSaved& e = a.experts;
+    // A recompute makes no choice again.
+    statistic("experts of tokens", {t, k}, at::kInt, true, e.ids_Tk);
+    statistic("their weights", {t, k}, at::kFloat, true, e.weights_Tk);
+    statistic("tokens of experts", {t, k}, at::kInt, true, e.tokens_Tk);
+    statistic("places of choices", {t, k}, at::kInt, true, e.places_Tk);
+    statistic("ends of experts", {experts.count}, at::kInt, true, e.ends_E, Rows::fixed);
+    statistic("router", {t, experts.count}, at::kFloat, needs_probabilities(experts, sizes_.balances_experts),
+              e.router_TE);
+    statistic("experts' u_gate_up", {t, k * layout_[Group::experts_gate_up].r}, dtype_, rest, e.u_gate_up_T,
+              Rows::tokens);
+    matrix("experts' gate_up", k * 2 * experts.intermediate_size, keeps == spec::Keep::everything, e.gate_up_T);
+    statistic("experts' u_down", {t, k * layout_[Group::experts_down].r}, dtype_, true, e.u_down_T);
+}
+
 void ActivationList::saved(int64_t i, LayerSaved& a, MovedLayer& moved) {
     const int64_t t = sizes_.tokens, d = spec_.hidden_size, heads = spec_.num_heads, kv_heads = spec_.num_kv_heads;
     const spec::LayerPlan& plan = run_.layers.at(static_cast<std::size_t>(i));
@@ -175,20 +197,7 @@ void ActivationList::saved(int64_t i, LayerSaved& a, MovedLayer& moved) {
     matrix("mid", d, rest, a.mid_tD, Rows::slice);
     statistic("rstd2", {slice_}, at::kFloat, rest, a.rstd2_t, Rows::slice);
     if (spec_.has_experts(i)) {
-        const spec::ExpertsSpec& experts = *spec_.experts;
-        const int64_t k = experts.top_k;
-        ExpertsSaved& e = a.experts;
-        // A recompute makes no choice again.
-        statistic("experts of tokens", {t, k}, at::kInt, true, e.ids_Tk);
-        statistic("their weights", {t, k}, at::kFloat, true, e.weights_Tk);
-        statistic("tokens of experts", {t, k}, at::kInt, true, e.tokens_Tk);
-        statistic("places of choices", {t, k}, at::kInt, true, e.places_Tk);
-        statistic("ends of experts", {experts.count}, at::kInt, true, e.ends_E, Rows::fixed);
-        statistic("router", {t, experts.count}, at::kFloat, needs_probabilities(experts, sizes_.balances_experts),
-                  e.router_TE);
-        statistic("experts' u_gate_up", {t, k * layout_[Group::experts_gate_up].r}, dtype_, rest, e.u_gate_up_T);
-        matrix("experts' gate_up", k * 2 * experts.intermediate_size, keeps == spec::Keep::everything, e.gate_up_T);
-        statistic("experts' u_down", {t, k * layout_[Group::experts_down].r}, dtype_, true, e.u_down_T);
+        experts(a, statistic, matrix, keeps);
     } else {
         statistic("u_gate_up", {t, layout_[Group::gate_up].r}, dtype_, rest, a.u_gate_up_TR);
         matrix("gate_up", weights::row_stride(2 * spec_.intermediate_size + layout_[Group::gate_up].r),

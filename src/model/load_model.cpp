@@ -142,19 +142,8 @@ void ModelPlan::load_common(ops::Context& ctx, const weights::LoadShare& share, 
     if (request_.held) request_.held->release();  // common_memory has what is needed of it
 }
 
-ModelParts ModelPlan::load(ops::Context& ctx, const weights::LoadShare& share) const {
-    const bool masters = trains_all();
-    const int64_t outer = 2;
-    ModelParts parts;
-    int64_t linears = 0;
-    for (const int layer : own_layers()) linears += static_cast<int64_t>(spec().linears_of(layer).size());
-    weights::SharedLoading shared(share,
-                                  outer + (masters ? static_cast<int64_t>(own_table_->parameters().size()) : linears));
-    load_common(ctx, share, parts, shared);
-    parts.records = records() && parts_.base->recordable();
-    parts.resident_memory = std::make_unique<memory::Arena>(resident(), request_.device);
-    const memory::Arena& arena = *parts.resident_memory;
-    Network& network = parts.network;
+/// What the network is, before it has weights.
+void ModelPlan::describe(Network& network, const memory::Arena& arena) const {
     network.file = file_;
     network.spec = spec();
     network.tp = request_.tp;
@@ -174,7 +163,23 @@ ModelParts ModelPlan::load(ops::Context& ctx, const weights::LoadShare& share) c
                                      .tensor(arena.plan().find(Network::router_ends_name),
                                              {spec().num_layers, 1 + spec().experts->count}, at::kInt)
                                      .zero_();
-    network.full_finetuning = masters;
+    network.full_finetuning = trains_all();
+}
+
+ModelParts ModelPlan::load(ops::Context& ctx, const weights::LoadShare& share) const {
+    const bool masters = trains_all();
+    const int64_t outer = 2;
+    ModelParts parts;
+    int64_t linears = 0;
+    for (const int layer : own_layers()) linears += static_cast<int64_t>(spec().linears_of(layer).size());
+    weights::SharedLoading shared(share,
+                                  outer + (masters ? static_cast<int64_t>(own_table_->parameters().size()) : linears));
+    load_common(ctx, share, parts, shared);
+    parts.records = records() && parts_.base->recordable();
+    parts.resident_memory = std::make_unique<memory::Arena>(resident(), request_.device);
+    const memory::Arena& arena = *parts.resident_memory;
+    Network& network = parts.network;
+    describe(network, arena);
     if (memory::Plan plan = host(); !plan.entries().empty())
         parts.host_memory = std::make_unique<memory::Arena>(memory::Arena::host(std::move(plan), request_.device));
     if (table_) {

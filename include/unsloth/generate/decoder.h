@@ -96,6 +96,12 @@ class Decoder {
     void forget_others_keys();
     static void forget(Issued& issued, const Sequence* gone);
     at::Tensor ids_ahead(const std::vector<ScheduledChunk>& parts, int64_t tokens, const at::Tensor& ids) const;
+    struct ChosenRows {
+        std::vector<ops::RowSampling> rows;
+        std::vector<std::pair<std::size_t, TokenConstraint*>> constrained;  ///< the row's number
+    };
+    ChosenRows chosen_rows(const std::vector<ScheduledChunk>& parts, Issued& issued) const;
+    void copy_to_host(Issued& issued) const;
     Issued issue(const std::vector<ScheduledChunk>& parts, const at::Tensor& ids);
     std::optional<std::pair<Issued, std::vector<ScheduledChunk>>> issue_async(const Issued& before);
     double ms_of(const Issued& pass);

@@ -193,6 +193,7 @@ class ModelPlan {
     void submit_step(const spec::RunPlan& run, memory::Plan& step, memory::Plan& host) const;
     void load_common(ops::Context& ctx, const weights::LoadShare& share, ModelParts& parts,
                      weights::SharedLoading& shared) const;
+    void describe(Network& network, const memory::Arena& arena) const;
     void initialise(weights::Parameters& parameters, weights::SharedLoading& shared) const;
     void initialise_base(const weights::Parameter& p, weights::Parameters& parameters,
                          weights::SharedLoading& shared) const;

@@ -142,6 +142,25 @@ void read_texts(CommandLine& line, Errors& errors) {
     });
 }
 
+void check_bench(const CommandLine& line, Presence& presence, Errors& errors) {
+    const Config& config = line.loaded.config;
+    presence.need(presence.has("what") || line.bench.check, {"what"}, "step|ops|gemm|nf4|scaling|comm|generate|grpo",
+                  "Or --check. unsloth-train help bench says what each measures.");
+    errors.check({"what"}, [&] {
+        if (!presence.has("what")) return;
+        if (line.bench.what == BenchSubject::step) presence.called("bench step").need_model(config);
+        if (line.bench.what == BenchSubject::generate) presence.called("bench generate").need_model(config);
+        if (line.bench.what == BenchSubject::grpo) presence.called("bench grpo").need_model(config);
+        presence.refuse(line.bench.what != BenchSubject::generate && !line.bench.adapters.typed.empty(),
+                        "only bench generate takes --adapter");
+        const bool of_runs = std::any_of(line.typed.begin(), line.typed.end(), [](const std::string& name) {
+            return name.starts_with("data.") || name.starts_with("grpo.");
+        });
+        presence.refuse(line.bench.what != BenchSubject::grpo && of_runs,
+                        "only bench grpo takes options of the sections data and grpo");
+    });
+}
+
 void check_presence(const CommandLine& line, Presence presence, Errors& errors) {
     const Config& config = line.loaded.config;
     switch (line.command) {
@@ -174,22 +193,7 @@ void check_presence(const CommandLine& line, Presence presence, Errors& errors) 
             presence.called("tune").need_model(config);
             break;
         case Command::bench:
-            presence.need(presence.has("what") || line.bench.check, {"what"},
-                          "step|ops|gemm|nf4|scaling|comm|generate|grpo",
-                          "Or --check. unsloth-train help bench says what each measures.");
-            errors.check({"what"}, [&] {
-                if (!presence.has("what")) return;
-                if (line.bench.what == BenchSubject::step) presence.called("bench step").need_model(config);
-                if (line.bench.what == BenchSubject::generate) presence.called("bench generate").need_model(config);
-                if (line.bench.what == BenchSubject::grpo) presence.called("bench grpo").need_model(config);
-                presence.refuse(line.bench.what != BenchSubject::generate && !line.bench.adapters.typed.empty(),
-                                "only bench generate takes --adapter");
-                const bool of_runs = std::any_of(line.typed.begin(), line.typed.end(), [](const std::string& name) {
-                    return name.starts_with("data.") || name.starts_with("grpo.");
-                });
-                presence.refuse(line.bench.what != BenchSubject::grpo && of_runs,
-                                "only bench grpo takes options of the sections data and grpo");
-            });
+            check_bench(line, presence, errors);
             break;
         case Command::plan:
             presence.need_model(config);
