@@ -94,6 +94,15 @@ void from_json(const Json& json, std::optional<Value>& field) {
     if (!json.is_null()) from_json(json, field.emplace());
 }
 
+/// Whether full_name() of an option or alias is that. Declaring asks it for all pairs, so it makes no text.
+template <class Named>
+bool is_called(const Named& one, std::string_view full_name) {
+    if (one.section.empty()) return one.key == full_name;
+    const std::size_t dot = one.section.size();
+    return full_name.size() == dot + 1 + one.key.size() && full_name[dot] == '.' && full_name.ends_with(one.key) &&
+           full_name.starts_with(one.section);
+}
+
 std::string key_of(const std::string& name) {
     return name.substr(name.rfind('.') + 1);
 }
@@ -258,16 +267,16 @@ std::vector<const Option*> OptionSet::options_of(const std::string& section) con
 
 Option& OptionSet::at(const std::string& full_name) {
     const auto found = std::find_if(options_.begin(), options_.end(),
-                                    [&](const Option& option) { return option.full_name() == full_name; });
+                                    [&](const Option& option) { return is_called(option, full_name); });
     UNSLOTH_CHECK(found != options_.end(), "there is no option ", full_name);
     return *found;
 }
 
 std::optional<Found> OptionSet::find(const std::string& full_name) const {
     for (const auto& option : options_) {
-        if (option.full_name() == full_name) return Found{&option, nullptr};
+        if (is_called(option, full_name)) return Found{&option, nullptr};
         for (const auto& alias : option.aliases)
-            if (alias.full_name() == full_name) return Found{&option, &alias};
+            if (is_called(alias, full_name)) return Found{&option, &alias};
     }
     return std::nullopt;
 }
