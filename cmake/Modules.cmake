@@ -21,7 +21,7 @@ function(unsloth_module name)
   elseif(arg_JSON)
     unsloth_use_pch(${name} json${quick})
   endif()
-  unsloth_use_unity(${name})
+  unsloth_use_unity(${name} 6)
 endfunction()
 
 # FOLDER/*.json as texts of the program, which FOLDER.inc lists: R"json(…)json", or with NAMED {"NAME", R"json(…)json"},
@@ -92,10 +92,10 @@ function(unsloth_use_pch name kind)
   endif()
 endfunction()
 
-# Files are compiled six at a time: instantiating LibTorch's and JSON's templates once takes a third of the time.
-function(unsloth_use_unity name)
+# Files are compiled BATCH at a time: instantiating LibTorch's and JSON's templates once takes a third of the time.
+function(unsloth_use_unity name batch)
   if(UNSLOTH_UNITY)
-    set_target_properties(${name} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 6)
+    set_target_properties(${name} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE ${batch})
     # GCC takes the files of a batch for headers, whose classes should hold no anonymous types.
     target_compile_options(${name} PRIVATE $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CXX_COMPILER_ID:GNU>>:-Wno-subobject-linkage>)
   endif()
@@ -181,11 +181,12 @@ function(unsloth_test name)
   if(arg_TORCH)
     target_link_libraries(${name} PRIVATE unsloth_engine)
     unsloth_use_pch(${name} torch_test)
+    unsloth_use_unity(${name} 24)  # not optimised, such a batch is little but those templates
     set_target_properties(${name} PROPERTIES BUILD_RPATH "${PROJECT_BINARY_DIR};${UNSLOTH_TORCH_RPATH}")
   else()
     unsloth_use_pch(${name} test)
+    unsloth_use_unity(${name} 6)
   endif()
-  unsloth_use_unity(${name})
   target_compile_options(${name} PRIVATE ${unsloth_test_options})
   add_test(NAME ${name} COMMAND ${name} --gtest_brief=1)
   set_tests_properties(${name} PROPERTIES ENVIRONMENT HF_HUB_OFFLINE=1)

@@ -14,7 +14,7 @@ using namespace test;
 using Row = std::vector<int32_t>;
 using Kernel = ops::Nf4GemmChoice::Kernel;
 
-const Row tokens{17, 400, 23, 999, 5, 5, 731, 64, 128, 300, 11, 2};
+const Row packed_tokens{17, 400, 23, 999, 5, 5, 731, 64, 128, 300, 11, 2};
 
 /// tiny_llama: q, k, v and o (multiples of 64) lie in tiles, gate, up and down (688 wide) do not.
 class PackedTest : public ::testing::TestWithParam<std::string> {
@@ -39,7 +39,7 @@ class PackedTest : public ::testing::TestWithParam<std::string> {
         if (packed)
             r.nf4_chooser = [this](int64_t m, int64_t n, int64_t k, bool transposed) {
                 if (m > few) return ops::Nf4GemmChoice{};
-                if (m == static_cast<int64_t>(tokens.size())) chosen.insert({n, k, transposed});
+                if (m == static_cast<int64_t>(packed_tokens.size())) chosen.insert({n, k, transposed});
                 return ops::Nf4GemmChoice{Kernel::portable, m <= 8 ? 1 : 2, 2, 8};
             };
         return r;
@@ -55,9 +55,9 @@ TEST_P(PackedTest, ScoresEqualThoseOfExpandedWeights) {
     const LoadedModel packed = load_model(folder, request(true, false)),
                       plain = load_model(folder, request(false, false));
     // Many tokens expand, few read tiles, and back: what the scratch holds must not be mistaken.
-    Row many = tokens;
-    many.insert(many.end(), tokens.rbegin(), tokens.rend());
-    for (const Row& row : {tokens, many, tokens, many}) {
+    Row many = packed_tokens;
+    many.insert(many.end(), packed_tokens.rbegin(), packed_tokens.rend());
+    for (const Row& row : {packed_tokens, many, packed_tokens, many}) {
         const at::Tensor a = score_every_position(*packed.model, {row}).logits_TV,
                          b = score_every_position(*plain.model, {row}).logits_TV;
         EXPECT_LT(((a - b).norm() / b.norm()).item<double>(), tolerance()) << row.size() << " tokens";
@@ -67,13 +67,13 @@ TEST_P(PackedTest, ScoresEqualThoseOfExpandedWeights) {
 
 TEST_P(PackedTest, ContinuesAPromptAsExpandedWeightsDo) {
     const fs::path folder = model_folder("tiny_llama/nf4_dq");
-    Row prompt = tokens;
-    prompt.insert(prompt.end(), tokens.begin(), tokens.end());  // longer than `few`
+    Row prompt = packed_tokens;
+    prompt.insert(prompt.end(), packed_tokens.begin(), packed_tokens.end());  // longer than `few`
     const auto last_logits = [&](bool packs) {
         const LoadedModel model = load_model(folder, request(packs, false));
         Continued sequence(*model.model);
         std::vector<int32_t> made{sequence.next(prompt)};
-        for (int i = 0; i < 8; ++i) made.push_back(sequence.next({tokens[static_cast<std::size_t>(i)]}));
+        for (int i = 0; i < 8; ++i) made.push_back(sequence.next({packed_tokens[static_cast<std::size_t>(i)]}));
         return made;
     };
     const std::vector<int32_t> packed = last_logits(true), plain = last_logits(false);
@@ -98,7 +98,7 @@ TEST_P(PackedTest, GradientsEqualThoseOfExpandedWeights) {
         }
         model->parameters_changed();
         data::StepBatch batch;
-        batch.micro = {every_position({tokens})};
+        batch.micro = {every_position({packed_tokens})};
         batch.tokens = batch.labels = batch.micro[0].labels;
         train::Stepper stepper(*model.ctx, *model.model, {});
         stepper.issue(batch, 1, /*learning_rate=*/0.0);
@@ -130,8 +130,8 @@ fs::path model_of_whole_tiles(const fs::path& folder) {
 TEST_P(PackedTest, AdaptersBesideTilesCountAsThoseOfTheSlot) {
     const ScratchFolder folder;
     const fs::path model_folder = model_of_whole_tiles(folder.path());
-    Row many = tokens;
-    many.insert(many.end(), tokens.rbegin(), tokens.rend());
+    Row many = packed_tokens;
+    many.insert(many.end(), packed_tokens.rbegin(), packed_tokens.rend());
     int64_t resident = 0;
     const auto logits = [&](bool stay, double b) {
         model::LoadRequest asked = request(/*packed=*/true, /*trains=*/false);
@@ -145,7 +145,7 @@ TEST_P(PackedTest, AdaptersBesideTilesCountAsThoseOfTheSlot) {
             if (p.kind == weights::Parameter::Kind::lora_b) parameters.value(p).copy_(at::randn(p.shape) * b);
         model->parameters_changed();
         std::vector<at::Tensor> of_passes;
-        for (const Row& row : {tokens, many, tokens})
+        for (const Row& row : {packed_tokens, many, packed_tokens})
             of_passes.push_back(score_every_position(*model.model, {row}).logits_TV);
         return at::cat(of_passes);
     };

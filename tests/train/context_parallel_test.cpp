@@ -8,9 +8,9 @@ namespace {
 
 using namespace test;
 
-constexpr int steps = 12;
+constexpr int context_steps = 12;
 
-struct Layout {
+struct ContextLayout {
     int cp = 2, tp = 1, dp = 1, pp = 1;
     int size() const { return cp * tp * dp * pp; }
     Flags flags() const {
@@ -21,13 +21,13 @@ struct Layout {
 
 class ContextParallelTest : public MeshTest {
   protected:
-    void expect_as_one_process(const Kind& kind, const std::vector<Layout>& layouts, int micro_batches = 1) {
-        const Result one = train_rank(config(kind), nullptr, steps, micro_batches);
-        for (const Layout& layout : layouts) {
+    void expect_as_one_process(const Kind& kind, const std::vector<ContextLayout>& layouts, int micro_batches = 1) {
+        const Result one = train_rank(config(kind), nullptr, context_steps, micro_batches);
+        for (const ContextLayout& layout : layouts) {
             const std::string text =
                 cat(kind.name, " cp ", layout.cp, " tp ", layout.tp, " dp ", layout.dp, " pp ", layout.pp);
             const std::vector<Result> ranks =
-                train_ranks(config(kind, layout.flags()), layout.size(), steps, micro_batches);
+                train_ranks(config(kind, layout.flags()), layout.size(), context_steps, micro_batches);
             double score = 0;
             for (const Result& got : ranks) {
                 score += got.score / (layout.tp * layout.dp);

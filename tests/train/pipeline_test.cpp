@@ -9,9 +9,9 @@ namespace {
 
 using namespace test;
 
-constexpr int steps = 12, micro_batches = 8;
+constexpr int pipeline_steps = 12, micro_batches = 8;
 
-struct Layout {
+struct PipelineLayout {
     int pp = 2, tp = 1, dp = 1;
     bool interleaved = false;
     int under_way = 0;
@@ -31,12 +31,12 @@ struct Layout {
 class PipelineTest : public MeshTest {
   protected:
     /// What each stage trains is what one process trains of it; together the stages have all.
-    void expect_as_one_process(const Kind& kind, const std::vector<Layout>& layouts) {
-        const Result one = train_rank(config(kind), nullptr, steps, micro_batches);
-        for (const Layout& layout : layouts) {
+    void expect_as_one_process(const Kind& kind, const std::vector<PipelineLayout>& layouts) {
+        const Result one = train_rank(config(kind), nullptr, pipeline_steps, micro_batches);
+        for (const PipelineLayout& layout : layouts) {
             const std::string text = layout.text(kind);
             const std::vector<Result> ranks =
-                train_ranks(config(kind, layout.flags()), layout.size(), steps, micro_batches);
+                train_ranks(config(kind, layout.flags()), layout.size(), pipeline_steps, micro_batches);
             std::set<std::string> names;
             for (int rank = 0; rank < layout.size(); ++rank) {
                 const Result& got = ranks[static_cast<std::size_t>(rank)];
@@ -99,7 +99,7 @@ TEST_F(PipelineTest, StagesFitWhatEachRankHas) {
     const Kind kind{"sizes", "llama", llama_biased, true, all_adapters, 8};
     constexpr int64_t plenty = std::numeric_limits<int64_t>::max();
     for (const bool interleaved : {false, true}) {
-        const config::LoadedConfig loaded = config(kind, Layout{.pp = 2, .interleaved = interleaved}.flags());
+        const config::LoadedConfig loaded = config(kind, PipelineLayout{.pp = 2, .interleaved = interleaved}.flags());
         const session::OpenedModel opened = session::open_model(loaded.config);
         model::LoadRequest request = placement::load_request(loaded, at::kCPU, /*trains=*/true);
         placement::size_for(request.sizes, {.tokens = 40, .segments = 4, .longest = 17, .labels = 40});

@@ -8,7 +8,7 @@ namespace {
 
 using namespace test;
 
-constexpr int steps = 12;
+constexpr int tensor_steps = 12;
 
 using TensorParallelTest = MeshTest;
 
@@ -36,12 +36,12 @@ TEST_F(TensorParallelTest, LossesAndGradientsAreThoseOfOneProcess) {
          {"--lora.finetuning_type", "full", "--training.gradient_checkpointing", "full"}},
     };
     for (const Kind& kind : kinds) {
-        const Result one = train_rank(config(kind), nullptr, steps);
+        const Result one = train_rank(config(kind), nullptr, tensor_steps);
         int64_t resident = std::numeric_limits<int64_t>::max();
         for (const int size : {2, 4}) {
             const std::string text = cat(kind.name, " on ", size, " ranks");
             const std::vector<Result> results =
-                train_ranks(config(kind, {"--distributed.tp_size", std::to_string(size)}), size, steps);
+                train_ranks(config(kind, {"--distributed.tp_size", std::to_string(size)}), size, tensor_steps);
             expect_as_one_process(results[0], one, text);
             for (const Result& other : results) {
                 EXPECT_EQ(other.losses, results[0].losses) << text;
