@@ -33,16 +33,14 @@ ModelSpec slice(const ModelSpec& model, TensorRank tp) {
                         cat("distributed.tp_size ", tp.size, ": the rows of the model's ", name_of(p),
                             " are of several projections, of which each rank would have a part"),
                         "Leave tp_size at 1; pp_size, cp_size and data parallel ranks divide this model's work.");
-    if (model.experts)
-        throw Error("parallel.unsupported",
-                    cat("distributed.tp_size ", tp.size, ": the model's MLPs are of experts, which ranks do not cut"),
-                    "Leave tp_size at 1; pp_size, cp_size and data parallel ranks divide this model's work.");
     if (model.qk_norm_of_all_heads)
         throw Error("parallel.unsupported",
                     cat("distributed.tp_size ", tp.size, ": the model's q_norm is over all heads together"),
                     "Leave tp_size at 1; pp_size, cp_size and data parallel ranks divide this model's work.");
     require_divisible(tp, "num_attention_heads", model.num_heads, model.head_dim);
-    require_divisible(tp, "intermediate_size", model.intermediate_size, 1);
+    const bool dense = std::ranges::any_of(model.layers, [](const LayerSpec& layer) { return !layer.experts; });
+    if (!model.experts || dense) require_divisible(tp, "intermediate_size", model.intermediate_size, 1);
+    if (model.experts) require_divisible(tp, "intermediate_size of each expert", model.experts->intermediate_size, 1);
     if (model.num_kv_heads % tp.size != 0 && tp.size % model.num_kv_heads != 0)
         refuse(tp, cat("the model's num_key_value_heads ", model.num_kv_heads,
                        " neither is divisible by it nor divides it"));
@@ -50,22 +48,22 @@ ModelSpec slice(const ModelSpec& model, TensorRank tp) {
     own.num_heads = model.num_heads / tp.size;
     own.num_kv_heads = std::max<int64_t>(1, model.num_kv_heads / tp.size);
     own.intermediate_size = model.intermediate_size / tp.size;
+    if (own.experts) own.experts->intermediate_size /= tp.size;
     return own;
 }
 
 MatrixSlice slice_of(const ModelSpec& model, const LinearId& id, TensorRank tp) {
-    if (id.expert < 0) return slice_of(model, id.projection, tp);
-    UNSLOTH_CHECK(tp.alone(), "experts are not cut");
-    return {{0, model.out_features(id)}, {0, model.in_features(id)}};
-}
-
-MatrixSlice slice_of(const ModelSpec& model, Projection p, TensorRank tp) {
+    const Projection p = id.projection;
     const ModelSpec own = slice(model, tp);
-    const int64_t n = own.out_features(p), k = own.in_features(p);
+    const int64_t n = own.out_features(id), k = own.in_features(id);
     if (is_cut_by_inputs(p)) return {{0, n}, {tp.rank * k, k}};
     const bool shared = (p == Projection::k || p == Projection::v) && model.num_kv_heads < tp.size;
     const int64_t place = shared ? tp.rank * model.num_kv_heads / tp.size : tp.rank;  // in slices of this size
     return {{place * n, n}, {0, k}};
+}
+
+MatrixSlice slice_of(const ModelSpec& model, Projection p, TensorRank tp) {
+    return slice_of(model, LinearId{-1, p}, tp);
 }
 
 Range vocabulary_slice(int64_t vocab_size, TensorRank tp) {

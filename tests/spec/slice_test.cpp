@@ -72,6 +72,24 @@ TEST(Slice, NeighboursHaveTheSameKeyHeadWhereThereAreFewer) {
     }
 }
 
+/// Every rank has the same part of each expert, and their width, not that of the dense layers, decides.
+TEST(Slice, CutsEachExpert) {
+    spec::ModelSpec m = model();
+    m.intermediate_size = 97;
+    m.experts = spec::ExpertsSpec{.count = 3, .top_k = 2, .intermediate_size = 32};
+    for (spec::LayerSpec& layer : m.layers) layer.experts = true;
+    EXPECT_EQ(spec::slice(m, {1, 2}).experts->intermediate_size, 16);
+    for (const int expert : {0, 2}) {
+        EXPECT_EQ(spec::slice_of(m, {1, Projection::up, expert}, {1, 2}), (spec::MatrixSlice{{16, 16}, {0, 48}}));
+        EXPECT_EQ(spec::slice_of(m, {1, Projection::down, expert}, {1, 2}), (spec::MatrixSlice{{0, 48}, {16, 16}}));
+    }
+    m.experts->intermediate_size = 24;
+    EXPECT_THROW(spec::slice(m, {0, 2}), Error);  // 12 columns
+    m.experts->intermediate_size = 32;
+    m.layers[0].experts = false;
+    EXPECT_THROW(spec::slice(m, {0, 2}), Error);  // 97 are odd
+}
+
 TEST(Slice, CutsTheVocabularyAtMultiplesOfEight) {
     int64_t next = 0;
     for (int rank = 0; rank < 4; ++rank) {
