@@ -136,7 +136,7 @@ at::Tensor gradient_by_expert(const LayerContext& c, const weights::Parameter& p
 void b_gradient(const LayerContext& c, const ExpertGroup& g, const at::Tensor& ends_E, const at::Tensor& dy_nN) {
     if (g.lora.r == 0) return;
     const at::Tensor db_ENr = gradient_by_expert(c, *c.group.adapters->b({c.layer(), weights::adapted_of(g.group)}));
-    for (const weights::ExpertRows& rows : weights::rows_of_expert(c.group.layout, g.group))
+    for (const weights::RowRun& rows : weights::rows_of_expert(c.group.layout, g.group))
         ops::grouped_gradient(c.group.ctx, {.a_nM = dy_nN.narrow(1, rows.own, rows.rows),
                                             .b_nN = g.u_nr,
                                             .ends_E = ends_E,

@@ -16,12 +16,12 @@ struct Shape {
     int64_t first, r;    ///< of the slice's reserved rows (A) or columns (B)
     bool used;           ///< otherwise zeros
     int expert = -1;     ///< whose rows of B; -1: all experts'
-    ExpertRows rows{};   ///< of it
+    RowRun rows{};       ///< of it, or of the slice's B
     spec::LinearId id() const { return slice == nullptr ? spec::LinearId{layer, adapted_of(group)} : slice->id(layer); }
     int64_t elements(const MatrixGroup& layout) const {
         if (expert >= 0) return r * rows.rows;
         if (slice == nullptr) return r * (part == Part::b ? layout.n : layout.experts * layout.k);
-        return r * (part == Part::b ? slice->n : layout.k);
+        return r * (part == Part::b ? rows.rows : layout.k);
     }
 };
 
@@ -29,14 +29,13 @@ struct Shape {
 void add_experts(const LayerLayout& layout, int layer, Group g, int64_t r, std::vector<Shape>& shapes) {
     if (r == 0) return;
     shapes.push_back({Shape::Part::a, layer, g, nullptr, 0, r, true});
-    const std::vector<ExpertRows> runs = rows_of_expert(layout, g);
+    const std::vector<RowRun> runs = rows_of_expert(layout, g);
     if (layout.tp.alone() || is_cut_by_inputs(g)) {
         shapes.push_back({Shape::Part::b, layer, g, nullptr, 0, r, true});
         return;
     }
     for (int expert = 0; expert < static_cast<int>(layout[g].experts); ++expert)
-        for (const ExpertRows& rows : runs)
-            shapes.push_back({Shape::Part::b, layer, g, nullptr, 0, r, true, expert, rows});
+        for (const RowRun& rows : runs) shapes.push_back({Shape::Part::b, layer, g, nullptr, 0, r, true, expert, rows});
 }
 
 /// Every block, layer by layer: the plan and the constructor walk the same list.
@@ -51,11 +50,13 @@ std::vector<Shape> shapes_of(const LayerLayout& layout, const std::vector<spec::
             for (const Slice& slice : layout[g].slices) {
                 if (slice.r == 0) continue;
                 const int64_t r = lora[static_cast<std::size_t>(layer)][slice.projection].r;
-                for (const auto part : {Shape::Part::a, Shape::Part::a_transposed, Shape::Part::b}) {
-                    if (part == Shape::Part::a_transposed && !transposed) continue;
-                    if (r > 0) shapes.push_back({part, layer, g, &slice, 0, r, true});
-                    if (r < slice.r) shapes.push_back({part, layer, g, &slice, r, slice.r - r, false});
-                }
+                const auto add = [&](Shape::Part part, const RowRun& rows) {
+                    if (r > 0) shapes.push_back({part, layer, g, &slice, 0, r, true, -1, rows});
+                    if (r < slice.r) shapes.push_back({part, layer, g, &slice, r, slice.r - r, false, -1, rows});
+                };
+                add(Shape::Part::a, {});
+                if (transposed) add(Shape::Part::a_transposed, {});
+                for (const RowRun& rows : row_runs(slice.part)) add(Shape::Part::b, rows);
             }
         }
     return shapes;
@@ -85,7 +86,8 @@ at::Tensor place(const Shape& shape, const GroupMargins& margins, int64_t expert
         case Shape::Part::a_transposed:
             return margins.a_KR.narrow(1, first, shape.r);
         case Shape::Part::b:
-            return margins.b_NR.narrow(0, shape.slice->n_begin, shape.slice->n).narrow(1, first, shape.r);
+            return margins.b_NR.narrow(0, shape.slice->n_begin + shape.rows.own, shape.rows.rows)
+                .narrow(1, first, shape.r);
     }
     return {};
 }
@@ -108,7 +110,7 @@ ops::MultiTensorCopy make_table(ops::Context& ctx, const Adapters& adapters, con
         const auto own = [&](const at::Tensor& value, bool is_b) {
             if (shape.expert >= 0)
                 return rows_of_one(value, of.experts, shape.expert, shape.rows.whole, shape.rows.rows);
-            if (shape.slice != nullptr && is_b) return rows_of(value, shape.slice->part);
+            if (shape.slice != nullptr && is_b) return value.narrow(0, shape.rows.whole, shape.rows.rows);
             if (is_b) return value;
             return columns_of(value, (shape.slice == nullptr ? of.slices.front() : *shape.slice).part);
         };

@@ -72,6 +72,32 @@ TEST(Slice, NeighboursHaveTheSameKeyHeadWhereThereAreFewer) {
     }
 }
 
+/// A rank's rows of a matrix that is of several projections are those that it has of each of them apart.
+TEST(Slice, OfRowsOfSeveralProjections) {
+    for (const int size : {2, 4}) {
+        std::vector<int64_t> ranks_with(static_cast<std::size_t>(model().out_features(Projection::qkv)), 0);
+        for (int rank = 0; rank < size; ++rank) {
+            const spec::MatrixSlice part = spec::slice_of(model(), Projection::qkv, {rank, size});
+            std::vector<Range> rows = {part.rows};
+            rows.insert(rows.end(), part.more_rows.begin(), part.more_rows.end());
+            ASSERT_EQ(rows.size(), 3U);
+            int64_t first = 0;
+            for (std::size_t i = 0; i < 3; ++i) {
+                const auto p = static_cast<Projection>(i);
+                const Range apart = spec::slice_of(model(), p, {rank, size}).rows;
+                EXPECT_EQ(rows[i], (Range{first + apart.begin, apart.size})) << spec::name_of(p);
+                for (int64_t row = rows[i].begin; row < rows[i].begin + rows[i].size; ++row)
+                    ++ranks_with[static_cast<std::size_t>(row)];
+                first += model().out_features(p);
+            }
+            EXPECT_EQ(part.row_count(), spec::slice(model(), {rank, size}).out_features(Projection::qkv));
+            EXPECT_EQ(part.columns, (Range{0, 48}));
+        }
+        EXPECT_EQ(ranks_with, std::vector<int64_t>(ranks_with.size(), 1)) << size << " ranks";
+    }
+    EXPECT_EQ(spec::slice_of(model(), Projection::gate_up, {}), (spec::MatrixSlice{{0, 192}, {0, 48}}));
+}
+
 /// Every rank has the same part of each expert, and their width, not that of the dense layers, decides.
 TEST(Slice, CutsEachExpert) {
     spec::ModelSpec m = model();

@@ -49,6 +49,11 @@ TEST_F(TensorParallelTest, LossesAndGradientsAreThoseOfOneProcess) {
          false,
          {"--lora.finetuning_type", "full", "--training.gradient_checkpointing", "full"}},
     };
+    const std::string phi = R"("partial_rotary_factor": 0.5, "tie_word_embeddings": false)";
+    const Flags fused = {"--lora.target_modules", "qkv_proj,o_proj,gate_up_proj,down_proj"};
+    kinds.push_back({"fused_nf4", "phi3", phi, true, fused + Flags{"--lora.lora_dropout", "0.1"}});
+    kinds.push_back({"fused_dora", "phi3", phi, false, fused + Flags{"--lora.use_dora", "true"}});
+    kinds.push_back({"fused_full", "phi3", phi, false, {"--lora.finetuning_type", "full"}});
     kinds.insert(kinds.end(), kinds_with_experts.begin(), kinds_with_experts.end());
     for (const Kind& kind : kinds) {
         const Result one = train_rank(config(kind), nullptr, steps);

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "unsloth/spec/model_spec.h"
 
@@ -26,6 +27,8 @@ struct Range {
 
 struct MatrixSlice {
     Range rows, columns;
+    std::vector<Range> more_rows = {};  ///< of a matrix whose rows are of several projections: what follows `rows`
+    int64_t row_count() const;
     bool operator==(const MatrixSlice&) const = default;
 };
 
