@@ -143,7 +143,10 @@ void return_key_gradients(const LayerContext& c, const at::Tensor& dkeys_KN, con
 }
 
 void attend(const LayerContext& c, const weights::LayerWeights& w, const LayerSaved& a, const at::Tensor& o_THd) {
-    const at::Tensor sinks_H = c.spec.attention_sinks ? w.norm(spec::TensorRole::sinks) : at::Tensor();
+    const int64_t heads = c.spec.num_heads;
+    const at::Tensor sinks_H = c.spec.attention_sinks
+                                   ? w.norm(spec::TensorRole::sinks).narrow(0, c.group.tp.place().rank * heads, heads)
+                                   : at::Tensor();
     const QkvViews v = qkv_views(c.spec, attended(c, a.qkv_TN));
     const ops::AttentionShape shape = attention_shape(c.spec, c.layer());
     if (c.tokens.cached == nullptr) {

@@ -12,8 +12,7 @@
 namespace unsloth::model {
 
 using weights::columns_of;
-using weights::part_of;
-using weights::rows_of;
+using weights::row_runs;
 
 namespace {
 
@@ -54,20 +53,41 @@ bool has_adapter(const GroupContext& c, const weights::Slice& slice) {
     return c.adapters != nullptr && c.adapters->lora(c.layer)[slice.projection].r > 0;
 }
 
-/// The group's adapters and their gradients as the thin products take them.
-std::vector<ops::LoraSlice> lora_slices(const GroupContext& c, Group g) {
+/// A group's adapter as the thin products take it, without gradients.
+ops::LoraSlice lora_slice(const GroupContext& c, const weights::Slice& slice) {
+    ops::LoraSlice s{slice.n_begin, slice.n, slice.r_begin, slice.r};
+    if (!has_adapter(c, slice)) return s;
+    const spec::LoraModule& module = c.adapters->lora(c.layer)[slice.projection];
+    s.rank = module.r;
+    s.scale = module.scale;
+    return s;
+}
+
+/// The group's adapters with the gradients of their A.
+std::vector<ops::LoraSlice> a_slices(const GroupContext& c, Group g) {
     std::vector<ops::LoraSlice> slices;
     for (const weights::Slice& slice : c.layout[g].slices) {
         if (slice.r == 0) continue;
-        ops::LoraSlice s{slice.n_begin, slice.n, slice.r_begin, slice.r};
-        if (has_adapter(c, slice)) {
-            const spec::LoraModule& module = c.adapters->lora(c.layer)[slice.projection];
-            s.rank = module.r;
-            s.scale = module.scale;
+        ops::LoraSlice& s = slices.emplace_back(lora_slice(c, slice));
+        if (s.rank > 0)
             s.da = columns_of(c.parameters->gradient(*c.adapters->a({c.layer, slice.projection})), slice.part);
-            s.db = rows_of(c.parameters->gradient(*c.adapters->b({c.layer, slice.projection})), slice.part);
+    }
+    return slices;
+}
+
+/// With those of their B: of each run of rows one.
+std::vector<ops::LoraSlice> b_slices(const GroupContext& c, Group g) {
+    std::vector<ops::LoraSlice> slices;
+    for (const weights::Slice& slice : c.layout[g].slices) {
+        if (slice.r == 0) continue;
+        for (const weights::RowRun& run : row_runs(slice.part)) {
+            ops::LoraSlice& s = slices.emplace_back(lora_slice(c, slice));
+            s.n_begin += run.own;
+            s.n = run.rows;
+            if (s.rank > 0)
+                s.db =
+                    c.parameters->gradient(*c.adapters->b({c.layer, slice.projection})).narrow(0, run.whole, run.rows);
         }
-        slices.push_back(std::move(s));
     }
     return slices;
 }
@@ -80,8 +100,9 @@ void bias_gradients(const GroupContext& c, Group g, const at::Tensor& dy_TN) {
     if (is_cut_by_inputs(g) && !c.tp.first()) return;  // dy is the same on all ranks
     for (const weights::Slice& slice : c.layout[g].slices)
         if (const weights::Parameter* bias = base_parameter(c, slice, spec::TensorRole::bias))
-            ops::column_sums(c.ctx, dy_TN.narrow(1, slice.n_begin, slice.n),
-                             rows_of(c.parameters->gradient(*bias), slice.part));
+            for (const weights::RowRun& run : row_runs(slice.part))
+                ops::column_sums(c.ctx, dy_TN.narrow(1, slice.n_begin + run.own, run.rows),
+                                 c.parameters->gradient(*bias).narrow(0, run.whole, run.rows));
 }
 
 /// dx += mask_p ∘ (v_p · A_p) for every projection: the adapters' share when each has its own mask.
@@ -118,7 +139,7 @@ ops::LoraDy thin_backward(const GroupContext& c, Group g, const weights::Operand
             .b_NR = w.b_NR,
             .u_TR = u_TR,
             .v_TR = dy.full.narrow(1, layout.n, layout.r),
-            .slices = lora_slices(c, g),
+            .slices = b_slices(c, g),
             .codes = dy.codes_alone ? dy.codes : ops::CodedMatrix{},
             .label = label(Product::dy, g),
             .label_v = label(Product::v, g),
@@ -209,7 +230,9 @@ std::vector<ops::MagnitudeGradient> magnitude_gradients(const GroupContext& c, G
     std::vector<ops::MagnitudeGradient> gradients;
     for (const weights::Slice& slice : c.layout[g].slices)
         if (const weights::Parameter* const magnitude = c.adapters->magnitude({c.layer, slice.projection}))
-            gradients.push_back({slice.n_begin, rows_of(c.parameters->gradient(*magnitude), slice.part)});
+            for (const weights::RowRun& run : row_runs(slice.part))
+                gradients.push_back(
+                    {slice.n_begin + run.own, c.parameters->gradient(*magnitude).narrow(0, run.whole, run.rows)});
     return gradients;
 }
 
@@ -238,7 +261,7 @@ void input_backward(const GroupContext& c, Group g, const weights::Operand& w, c
 void adapter_backward(const GroupContext& c, Group g, const at::Tensor& v_TR, const at::Tensor& x_TK) {
     if (!adapted(c, g)) return;
     if (c.dropout == 0.0) {
-        ops::lora_da(c.ctx, {.v_TR = v_TR, .x_TK = x_TK, .slices = lora_slices(c, g), .label = label(Product::dA, g)});
+        ops::lora_da(c.ctx, {.v_TR = v_TR, .x_TK = x_TK, .slices = a_slices(c, g), .label = label(Product::dA, g)});
         return;
     }
     for (const weights::Slice& slice : c.layout[g].slices) {  // each projection's adapter saw its own x
@@ -255,14 +278,16 @@ void adapter_backward(const GroupContext& c, Group g, const at::Tensor& v_TR, co
 
 void matrix_backward(const GroupContext& c, Group g, const at::Tensor& dy_TN, const at::Tensor& x_TK) {
     if (!c.trains_base) return;
-    for (const weights::Slice& slice : c.layout[g].slices)
-        ops::gemm(c.ctx, {.a = dy_TN.narrow(1, slice.n_begin, slice.n),
-                          .b = x_TK,
-                          .out = part_of(c.parameters->gradient(*base_parameter(c, slice, spec::TensorRole::linear)),
-                                         slice.part),
-                          .transpose_a = true,
-                          .beta = 1.0,
-                          .label = label(Product::dW, g)});
+    for (const weights::Slice& slice : c.layout[g].slices) {
+        const at::Tensor whole_NK = c.parameters->gradient(*base_parameter(c, slice, spec::TensorRole::linear));
+        for (const weights::RowRun& run : row_runs(slice.part))
+            ops::gemm(c.ctx, {.a = dy_TN.narrow(1, slice.n_begin + run.own, run.rows),
+                              .b = x_TK,
+                              .out = columns_of(whole_NK.narrow(0, run.whole, run.rows), slice.part),
+                              .transpose_a = true,
+                              .beta = 1.0,
+                              .label = label(Product::dW, g)});
+    }
 }
 
 void weight_backward(const GroupContext& c, Group g, const at::Tensor& dy_full, const at::Tensor& x_TK) {

@@ -116,7 +116,8 @@ at::Tensor ModelPlan::base_norms(ops::Context& ctx, const weights::DoraNorms& me
     all[place.rank].copy_(own_n);
     request_.tp.gather(ctx, all, "DoRA's first magnitudes");
     for (place.rank = 0; place.rank < place.size; ++place.rank)
-        weights::rows_of(whole_N, spec::slice_of(spec(), p.id.projection, place)).copy_(all[place.rank]);
+        for (const weights::RowRun& run : weights::row_runs(spec::slice_of(spec(), p.id.projection, place)))
+            whole_N.narrow(0, run.whole, run.rows).copy_(all[place.rank].narrow(0, run.own, run.rows));
     return whole_N;
 }
 

@@ -249,7 +249,7 @@ void Model::act(const Action& action, const Pass& pass) {
         add_image_features(network, micro, layer);
     } else if (forward) {
         layer_forward(layer_context(layer, micro, pass.scope), w, a.layer(layer), a.output_of(layer));
-        if (pass.trains() && spec().has_experts(layer))
+        if (pass.trains() && spec().has_experts(layer) && network.tp.first())  // it is alike on all ranks
             network.router_ends_LE[layer].narrow(0, 1, spec().experts->count).add_(a.layer(layer).experts.ends_E);
         add_image_features(network, micro, layer);
         if (offload != nullptr) offload->after_forward(layer);

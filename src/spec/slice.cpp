@@ -27,22 +27,16 @@ void require_divisible(TensorRank tp, const char* name, int64_t size, int64_t un
 ModelSpec slice(const ModelSpec& model, TensorRank tp) {
     UNSLOTH_CHECK(tp.size >= 1 && tp.rank >= 0 && tp.rank < tp.size, "rank ", tp.rank, " of ", tp.size);
     if (tp.alone()) return model;
-    for (const Projection p : model.linears)
-        if (first_part(p) != p)
-            throw Error("parallel.unsupported",
-                        cat("distributed.tp_size ", tp.size, ": the rows of the model's ", name_of(p),
-                            " are of several projections, of which each rank would have a part"),
-                        "Leave tp_size at 1; pp_size, cp_size and data parallel ranks divide this model's work.");
-    if (model.experts)
-        throw Error("parallel.unsupported",
-                    cat("distributed.tp_size ", tp.size, ": the model's MLPs are of experts, which ranks do not cut"),
-                    "Leave tp_size at 1; pp_size, cp_size and data parallel ranks divide this model's work.");
     if (model.qk_norm_of_all_heads)
         throw Error("parallel.unsupported",
-                    cat("distributed.tp_size ", tp.size, ": the model's q_norm is over all heads together"),
+                    cat("distributed.tp_size ", tp.size,
+                        ": the model's q_norm and k_norm are over all heads together, of which ranks would have to sum "
+                        "squares in each layer"),
                     "Leave tp_size at 1; pp_size, cp_size and data parallel ranks divide this model's work.");
     require_divisible(tp, "num_attention_heads", model.num_heads, model.head_dim);
-    require_divisible(tp, "intermediate_size", model.intermediate_size, 1);
+    const bool dense = std::ranges::any_of(model.layers, [](const LayerSpec& layer) { return !layer.experts; });
+    if (!model.experts || dense) require_divisible(tp, "intermediate_size", model.intermediate_size, 1);
+    if (model.experts) require_divisible(tp, "intermediate_size of each expert", model.experts->intermediate_size, 1);
     if (model.num_kv_heads % tp.size != 0 && tp.size % model.num_kv_heads != 0)
         refuse(tp, cat("the model's num_key_value_heads ", model.num_kv_heads,
                        " neither is divisible by it nor divides it"));
@@ -50,22 +44,51 @@ ModelSpec slice(const ModelSpec& model, TensorRank tp) {
     own.num_heads = model.num_heads / tp.size;
     own.num_kv_heads = std::max<int64_t>(1, model.num_kv_heads / tp.size);
     own.intermediate_size = model.intermediate_size / tp.size;
+    if (own.experts) own.experts->intermediate_size /= tp.size;
     return own;
 }
 
-MatrixSlice slice_of(const ModelSpec& model, const LinearId& id, TensorRank tp) {
-    if (id.expert < 0) return slice_of(model, id.projection, tp);
-    UNSLOTH_CHECK(tp.alone(), "experts are not cut");
-    return {{0, model.out_features(id)}, {0, model.in_features(id)}};
+int64_t MatrixSlice::row_count() const {
+    int64_t count = rows.size;
+    for (const Range& more : more_rows) count += more.size;
+    return count;
 }
 
-MatrixSlice slice_of(const ModelSpec& model, Projection p, TensorRank tp) {
+namespace {
+
+/// Of the rows of several projections, which stand one after another, those of each that the rank has.
+MatrixSlice slice_of_fused(const ModelSpec& model, Projection fused, TensorRank tp) {
+    MatrixSlice all;
+    int64_t first = 0;
+    for (int i = 0; i < separate_projections; ++i) {
+        const auto p = static_cast<Projection>(i);
+        if (fused_of(p) != fused) continue;
+        const MatrixSlice part = slice_of(model, p, tp);
+        const Range rows{first + part.rows.begin, part.rows.size};
+        if (first == 0)
+            all = {rows, part.columns};
+        else
+            all.more_rows.push_back(rows);
+        first += model.out_features(p);
+    }
+    return all;
+}
+
+}  // namespace
+
+MatrixSlice slice_of(const ModelSpec& model, const LinearId& id, TensorRank tp) {
+    const Projection p = id.projection;
+    if (first_part(p) != p && !tp.alone()) return slice_of_fused(model, p, tp);
     const ModelSpec own = slice(model, tp);
-    const int64_t n = own.out_features(p), k = own.in_features(p);
+    const int64_t n = own.out_features(id), k = own.in_features(id);
     if (is_cut_by_inputs(p)) return {{0, n}, {tp.rank * k, k}};
     const bool shared = (p == Projection::k || p == Projection::v) && model.num_kv_heads < tp.size;
     const int64_t place = shared ? tp.rank * model.num_kv_heads / tp.size : tp.rank;  // in slices of this size
     return {{place * n, n}, {0, k}};
+}
+
+MatrixSlice slice_of(const ModelSpec& model, Projection p, TensorRank tp) {
+    return slice_of(model, LinearId{-1, p}, tp);
 }
 
 Range vocabulary_slice(int64_t vocab_size, TensorRank tp) {

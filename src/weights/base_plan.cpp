@@ -221,7 +221,7 @@ bool BasePlan::lies_in_tiles(const formats::TensorSource& source) const {
     if (source.rule.id.expert >= 0 && request_.trains) return false;  // no product gives dx from experts' tiles
     if (in_mxfp4(source) && source.rule.id.expert < 0) return false;  // products of experts alone read its tiles
     const spec::MatrixSlice part = part_of(source);
-    return (nested(source) || in_mxfp4(source)) && part.rows.size % spec::nf4_tile == 0 &&
+    return (nested(source) || in_mxfp4(source)) && part.row_count() % spec::nf4_tile == 0 &&
            part.columns.size % spec::nf4_tile == 0;
 }
 

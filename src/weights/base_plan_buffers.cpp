@@ -66,6 +66,7 @@ std::string BasePlan::content_of(const Sources& sources) const {
         const spec::MatrixSlice part = part_of(*source);
         hash.add_field(cat(source->rule.hf_name, " ", name_of(type_of(*source)), " ", static_cast<int>(held(*source)),
                            " ", part.rows.begin, " ", part.rows.size, " ", part.columns.begin, " ", part.columns.size));
+        for (const spec::Range& more : part.more_rows) hash.add_field(cat(more.begin, " ", more.size));
     }
     return hash.hex();
 }
@@ -75,7 +76,7 @@ void BasePlan::add_parts(const formats::TensorSource& source, bool large, Packed
     const Held how = held(source);
     if (how == Held::file_map) return;
     const spec::MatrixSlice part = part_of(source);
-    const int64_t elements = part.rows.size * part.columns.size,
+    const int64_t elements = part.row_count() * part.columns.size,
                   blocks = (elements + block_of(source) - 1) / block_of(source);
     const auto add = [&](const char* what, at::ScalarType type, int64_t count, bool is_large = true) {
         if (is_large == large) image.add(part_name(source.rule.hf_name, what), type, count);
@@ -83,12 +84,12 @@ void BasePlan::add_parts(const formats::TensorSource& source, bool large, Packed
     if (how == Held::matrix) return add("matrix", matrix_type(source), elements);
     if (how == Held::int8) {
         add("codes", at::kChar, elements);
-        return add("maxima", at::kFloat, part.rows.size, /*is_large=*/false);
+        return add("maxima", at::kFloat, part.row_count(), /*is_large=*/false);
     }
     const bool in_8bit = nested(source);
     if (how == Held::tiles) {
         add("tiles", at::kByte,
-            spec::nf4_tiles_bytes(part.rows.size, part.columns.size,
+            spec::nf4_tiles_bytes(part.row_count(), part.columns.size,
                                   in_mxfp4(source) ? spec::mxfp4_tile_bytes : spec::nf4_tile_bytes));
     } else {
         add("packed", at::kByte, (elements + 1) / 2);

@@ -94,19 +94,21 @@ void DoraNorms::update(ops::Context& ctx, int layer, Group g, const at::Tensor& 
     for (const Slice& slice : layout_[g].slices) {
         const Parameter* const magnitude = adapters_.magnitude({layer, slice.projection});
         if (magnitude == nullptr) continue;
-        const auto outputs_of = [&](const at::Tensor& all, int64_t dim) {
-            return all.narrow(dim, slice.n_begin, slice.n);
-        };
         const auto ranks_of = [&](const at::Tensor& all, int64_t dim) {
             return all.narrow(dim, slice.r_begin, slice.r);
         };
-        ops::dora_norms(ctx, {.base_N = outputs_of(vectors.base_N, 0),
-                              .b_Nr = ranks_of(outputs_of(b_NR, 0), 1),
-                              .wa_rN = ranks_of(outputs_of(wa_RN, 1), 0),
-                              .gram_rr = ranks_of(ranks_of(gram_RR, 0), 1),
-                              .magnitude_N = rows_of(adapters_.value(*magnitude), slice.part),
-                              .scale_N = outputs_of(vectors.scale_N, 0),
-                              .inverse_N = outputs_of(vectors.inverse_N, 0)});
+        for (const RowRun& run : row_runs(slice.part)) {
+            const auto outputs_of = [&](const at::Tensor& all, int64_t dim) {
+                return all.narrow(dim, slice.n_begin + run.own, run.rows);
+            };
+            ops::dora_norms(ctx, {.base_N = outputs_of(vectors.base_N, 0),
+                                  .b_Nr = ranks_of(outputs_of(b_NR, 0), 1),
+                                  .wa_rN = ranks_of(outputs_of(wa_RN, 1), 0),
+                                  .gram_rr = ranks_of(ranks_of(gram_RR, 0), 1),
+                                  .magnitude_N = adapters_.value(*magnitude).narrow(0, run.whole, run.rows),
+                                  .scale_N = outputs_of(vectors.scale_N, 0),
+                                  .inverse_N = outputs_of(vectors.inverse_N, 0)});
+        }
     }
 }
 

@@ -74,8 +74,8 @@ LayerLayout make_layout(const spec::ModelSpec& spec, const std::vector<spec::Lay
         MatrixGroup& group = *there;
         const int64_t rank = id.expert < 0 ? padded_rank(lora, id.projection) : 0;
         const spec::MatrixSlice part = spec::slice_of(spec, id, tp);
-        group.slices.push_back({id.projection, group.n, part.rows.size, group.r, rank, part, id.expert});
-        group.n += part.rows.size;
+        group.slices.push_back({id.projection, group.n, part.row_count(), group.r, rank, part, id.expert});
+        group.n += part.row_count();
         group.k = part.columns.size;
         group.r += rank;
     };

@@ -150,7 +150,7 @@ at::Tensor BasePlan::load_bias(const memory::Arena& arena, int layer, Group g) c
         if (const formats::TensorSource* bias = file_->tensors.bias(slice.id(layer))) {
             const at::Tensor whole = at::empty({bias->cols()}, at::kFloat);
             bias->read_f32(whole.data_ptr<float>());
-            joined.narrow(0, slice.n_begin, slice.n).copy_(rows_of(whole, slice.part));
+            joined.narrow(0, slice.n_begin, slice.n).copy_(joined_rows_of(whole, slice.part));
         }
     return arena.tensor(arena.plan().find(bias_name(layer, g)), {group.n}, request_.dtype).copy_(joined);
 }
@@ -280,11 +280,12 @@ std::unique_ptr<WeightProvider> BasePlan::load_layers(ops::Context& ctx, const B
         } else if (!lies_ready(layer) && masters != nullptr) {
             for (const Group g : layout_.groups_of(layer)) {
                 std::vector<StoredWeight> projections;
-                for (const Slice& slice : layout_[g].slices)
-                    projections.emplace_back(
-                        weights::part_of(masters->value(*masters->table().find(spec::TensorRole::linear,
-                                                                               slice.id(layer), Parameter::Kind::base)),
-                                         slice.part));
+                for (const Slice& slice : layout_[g].slices) {
+                    const at::Tensor whole_NK = masters->value(
+                        *masters->table().find(spec::TensorRole::linear, slice.id(layer), Parameter::Kind::base));
+                    for (const RowRun& run : row_runs(slice.part))
+                        projections.emplace_back(columns_of(whole_NK.narrow(0, run.whole, run.rows), slice.part));
+                }
                 stored.groups[g] = std::move(projections);
             }
         } else if (!lies_ready(layer)) {

@@ -155,7 +155,7 @@ StoredWeight BasePlan::load_stored(ops::Context& ctx, const formats::TensorSourc
         return mapped_tensor(*source.plain());
     }
     const spec::MatrixSlice part = part_of(source);
-    const int64_t rows = part.rows.size, cols = part.columns.size;
+    const int64_t rows = part.row_count(), cols = part.columns.size;
     StoredWeight stored;
     if (how == Held::packed) {
         stored = quant4_rows(source.quant4()->view, place);

@@ -15,11 +15,11 @@ at::Tensor plain_maxima(const ops::Quant4Tensor& whole, const spec::MatrixSlice&
     const at::Tensor maxima = part_of(whole.absmax.view({whole.rows, blocks}), part);
     if (!whole.nested_absmax.defined()) return maxima.contiguous().view({-1});
     const auto indices = at::TensorOptions(at::kLong).device(maxima.device());
-    const auto range = [&](const spec::Range& r) { return at::arange(r.begin, r.begin + r.size, indices); };
-    const at::Tensor nested_block =
-        (range(part.rows).unsqueeze(1) * blocks + range(part.columns)).floor_divide(spec::quant4_nested_block);
+    const at::Tensor places =
+        part_of(at::arange(whole.rows * blocks, indices).view({whole.rows, blocks}), part).reshape({-1});
+    const at::Tensor nested_block = places.floor_divide(spec::quant4_nested_block);
     const at::Tensor values = whole.tables.narrow(0, 16, 256).index_select(0, maxima.reshape({-1}).to(at::kLong));
-    return values.mul(whole.nested_absmax.index_select(0, nested_block.view({-1}))).add(whole.nested_offset);
+    return values.mul(whole.nested_absmax.index_select(0, nested_block)).add(whole.nested_offset);
 }
 
 ops::Quant4Tensor slice_of(const ops::Quant4Tensor& whole, const spec::MatrixSlice& part) {
@@ -27,10 +27,10 @@ ops::Quant4Tensor slice_of(const ops::Quant4Tensor& whole, const spec::MatrixSli
     UNSLOTH_CHECK(whole.cols % block == 0 && part.columns.begin % block == 0 && part.columns.size % block == 0,
                   "columns ", part.columns.begin, " + ", part.columns.size, " of ", whole.cols, " in 4 bit");
     const auto columns_by = [&](int64_t unit) {
-        return spec::MatrixSlice{part.rows, {part.columns.begin / unit, part.columns.size / unit}};
+        return spec::MatrixSlice{part.rows, {part.columns.begin / unit, part.columns.size / unit}, part.more_rows};
     };
     ops::Quant4Tensor made = whole;
-    made.rows = part.rows.size;
+    made.rows = part.row_count();
     made.cols = part.columns.size;
     made.packed = part_of(whole.packed.view({whole.rows, whole.cols / 2}), columns_by(2)).contiguous().view({-1});
     if (!whole.nested_absmax.defined() || !keeps_nested_maxima(part, whole.cols)) {
@@ -49,7 +49,7 @@ ops::Quant4Tensor slice_of(const ops::Quant4Tensor& whole, const spec::MatrixSli
 }  // namespace
 
 bool keeps_nested_maxima(const spec::MatrixSlice& part, int64_t cols) {
-    return part.columns == spec::Range{0, cols} &&
+    return part.columns == spec::Range{0, cols} && part.more_rows.empty() &&
            part.rows.begin * cols % (spec::quant4_block * spec::quant4_nested_block) == 0;
 }
 
@@ -59,7 +59,7 @@ StoredWeight slice(const StoredWeight& whole, const spec::MatrixSlice& part) {
         return part == all ? *quantised : slice_of(*quantised, part);
     }
     if (const auto* int8 = std::get_if<ops::Int8Tensor>(&whole))
-        return ops::Int8Tensor{part_of(int8->codes, part).contiguous(), rows_of(int8->maxima, part)};
+        return ops::Int8Tensor{part_of(int8->codes, part).contiguous(), joined_rows_of(int8->maxima, part)};
     return part_of(std::get<at::Tensor>(whole), part).contiguous();
 }
 

@@ -220,10 +220,16 @@ void WeightProvider::expand_into_slot(ops::Context& ctx, int layer) {
             expand_expert_tiles(ctx, parts, dense->w_NK);
             continue;
         }
-        for (std::size_t i = 0; i < group.size(); ++i) {
-            const Slice& slice = layout_[g].slices[i];
-            weights.push_back(&group[i]);
-            outs_NK.push_back(dense->w_NK.narrow(0, slice.n_begin, slice.n));
+        auto next = group.begin();
+        const auto put = [&](int64_t begin, int64_t rows) {
+            weights.push_back(&*next++);
+            outs_NK.push_back(dense->w_NK.narrow(0, begin, rows));
+        };
+        const bool by_runs = group.size() > layout_[g].slices.size();  // of values that are trained: views of them
+        for (const Slice& slice : layout_[g].slices) {
+            if (!by_runs) put(slice.n_begin, slice.n);
+            if (by_runs)
+                for (const RowRun& run : row_runs(slice.part)) put(slice.n_begin + run.own, run.rows);
         }
     }
     expand(ctx, weights, outs_NK);
@@ -315,20 +321,25 @@ void WeightProvider::copy_masters(ops::Context& ctx, int layer) {
             const Parameter& matrix =
                 *masters_->table().find(spec::TensorRole::linear, slice.id(layer), Parameter::Kind::base);
             const Operand& operand = weights_[static_cast<std::size_t>(layer)][g];
-            ops::copy_2d(ctx, part_of(masters_->value(matrix), slice.part),
-                         std::get<DenseBase>(operand.base).w_NK.narrow(0, slice.n_begin, slice.n));
+            const at::Tensor whole_NK = masters_->value(matrix), w_NK = std::get<DenseBase>(operand.base).w_NK;
+            for (const RowRun& run : row_runs(slice.part))
+                ops::copy_2d(ctx, columns_of(whole_NK.narrow(0, run.whole, run.rows), slice.part),
+                             w_NK.narrow(0, slice.n_begin + run.own, run.rows));
         }
     copy_biases(ctx, layer);
 }
 
 void WeightProvider::copy_biases(ops::Context& ctx, int layer) {
     for (const Group g : layout_.groups_of(layer))
-        for (const Slice& slice : layout_[g].slices)
-            if (const Parameter* bias =
-                    masters_->table().find(spec::TensorRole::bias, slice.id(layer), Parameter::Kind::base))
-                ops::copy_2d(
-                    ctx, rows_of(masters_->value(*bias), slice.part).unsqueeze(0),
-                    weights_[static_cast<std::size_t>(layer)][g].bias_N.narrow(0, slice.n_begin, slice.n).unsqueeze(0));
+        for (const Slice& slice : layout_[g].slices) {
+            const Parameter* const bias =
+                masters_->table().find(spec::TensorRole::bias, slice.id(layer), Parameter::Kind::base);
+            if (bias == nullptr) continue;
+            const at::Tensor own_N = weights_[static_cast<std::size_t>(layer)][g].bias_N;
+            for (const RowRun& run : row_runs(slice.part))
+                ops::copy_2d(ctx, masters_->value(*bias).narrow(0, run.whole, run.rows).unsqueeze(0),
+                             own_N.narrow(0, slice.n_begin + run.own, run.rows).unsqueeze(0));
+        }
 }
 
 /// The slot's margins are filled with its layer. Of those that lie ready neighbours share a launch, where their

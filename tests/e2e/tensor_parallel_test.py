@@ -1,5 +1,6 @@
 """Ranks that compute each layer together, on the CPU: the same losses and adapters as one process, and what is said when one is lost."""
 
+from pruning import QWEN3_MOE
 from rank_support import SharedModel
 from support import (
     LLAMA,
@@ -10,6 +11,8 @@ from support import (
     read_safetensors,
     write_rows,
 )
+
+PHI = LLAMA | {"architectures": ["Phi3ForCausalLM"], "model_type": "phi3", "pad_token_id": 0}
 
 
 class TensorParallel(SharedModel):
@@ -34,6 +37,25 @@ class TensorParallel(SharedModel):
         self.run_ranks(2, self.train_arguments(folder, rows, *self.tp(2, *more), out="two"))
         self.assert_same_course("two", "one")
         self.assert_same_values("two", "one", "model.safetensors", delta=1e-4)
+
+    def test_fused_matrices_trained_in_full(self):
+        """Their slices are several runs of rows, of values that all ranks share."""
+        more = ["--finetuning_type", "full", "--learning_rate", "0.001", "--max_steps", 4]
+        folder, rows = model(PHI), self.rows(24)
+        for processes, batch, mesh in ((1, 4, []), (4, 2, self.tp(2, "--zero_stage", 3))):
+            size = ["--per_device_train_batch_size", batch, "--gradient_accumulation_steps", 1]
+            self.run_ranks(processes, self.train_arguments(folder, rows, *more, *size, *mesh, out=f"full_{processes}"))
+        self.assert_same_course("full_4", "full_1")
+        self.assert_same_values("full_4", "full_1", "model.safetensors", delta=1e-4)
+
+    def test_adapters_of_experts(self):
+        more = ["--target_parameters", "mlp.experts.gate_up_proj,mlp.experts.down_proj", "--max_steps", 4,
+                "--learning_rate", 0.001, "--router_aux_loss_coef", 0.1]  # fmt: skip
+        folder, rows = model(QWEN3_MOE), self.rows(24)
+        for processes, mesh in ((1, []), (2, self.tp(2))):
+            self.run_ranks(processes, self.train_arguments(folder, rows, *more, *mesh, out=f"experts_{processes}"))
+        self.assert_same_course("experts_2", "experts_1")
+        self.assert_same_values("experts_2", "experts_1")
 
     def test_dora_has_one_process_s_magnitudes(self):
         """Of rows that no rank has whole (o, down), and that two have (k and v on four ranks)."""

@@ -72,6 +72,50 @@ TEST(Slice, NeighboursHaveTheSameKeyHeadWhereThereAreFewer) {
     }
 }
 
+/// A rank's rows of a matrix that is of several projections are those that it has of each of them apart.
+TEST(Slice, OfRowsOfSeveralProjections) {
+    for (const int size : {2, 4}) {
+        std::vector<int64_t> ranks_with(static_cast<std::size_t>(model().out_features(Projection::qkv)), 0);
+        for (int rank = 0; rank < size; ++rank) {
+            const spec::MatrixSlice part = spec::slice_of(model(), Projection::qkv, {rank, size});
+            std::vector<Range> rows = {part.rows};
+            rows.insert(rows.end(), part.more_rows.begin(), part.more_rows.end());
+            ASSERT_EQ(rows.size(), 3U);
+            int64_t first = 0;
+            for (std::size_t i = 0; i < 3; ++i) {
+                const auto p = static_cast<Projection>(i);
+                const Range apart = spec::slice_of(model(), p, {rank, size}).rows;
+                EXPECT_EQ(rows[i], (Range{first + apart.begin, apart.size})) << spec::name_of(p);
+                for (int64_t row = rows[i].begin; row < rows[i].begin + rows[i].size; ++row)
+                    ++ranks_with[static_cast<std::size_t>(row)];
+                first += model().out_features(p);
+            }
+            EXPECT_EQ(part.row_count(), spec::slice(model(), {rank, size}).out_features(Projection::qkv));
+            EXPECT_EQ(part.columns, (Range{0, 48}));
+        }
+        EXPECT_EQ(ranks_with, std::vector<int64_t>(ranks_with.size(), 1)) << size << " ranks";
+    }
+    EXPECT_EQ(spec::slice_of(model(), Projection::gate_up, {}), (spec::MatrixSlice{{0, 192}, {0, 48}}));
+}
+
+/// Every rank has the same part of each expert, and their width, not that of the dense layers, decides.
+TEST(Slice, CutsEachExpert) {
+    spec::ModelSpec m = model();
+    m.intermediate_size = 97;
+    m.experts = spec::ExpertsSpec{.count = 3, .top_k = 2, .intermediate_size = 32};
+    for (spec::LayerSpec& layer : m.layers) layer.experts = true;
+    EXPECT_EQ(spec::slice(m, {1, 2}).experts->intermediate_size, 16);
+    for (const int expert : {0, 2}) {
+        EXPECT_EQ(spec::slice_of(m, {1, Projection::up, expert}, {1, 2}), (spec::MatrixSlice{{16, 16}, {0, 48}}));
+        EXPECT_EQ(spec::slice_of(m, {1, Projection::down, expert}, {1, 2}), (spec::MatrixSlice{{0, 48}, {16, 16}}));
+    }
+    m.experts->intermediate_size = 24;
+    EXPECT_THROW(spec::slice(m, {0, 2}), Error);  // 12 columns
+    m.experts->intermediate_size = 32;
+    m.layers[0].experts = false;
+    EXPECT_THROW(spec::slice(m, {0, 2}), Error);  // 97 are odd
+}
+
 TEST(Slice, CutsTheVocabularyAtMultiplesOfEight) {
     int64_t next = 0;
     for (int rank = 0; rank < 4; ++rank) {

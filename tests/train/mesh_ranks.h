@@ -98,6 +98,7 @@ class Rank {
         model::LoadRequest request = placement::load_request(loaded, at::kCPU, /*trains=*/true);
         if (mesh_) request.tp = model::TensorParallel(mesh_->tp());
         if (mesh_) request.cp = model::ContextParallel(mesh_->cp());
+        request.router_aux = loaded.config.training.router_aux_loss_coef.value_or(0) / micro_batches;
         context_ = request.cp.place();
         placement::size_for(request.sizes,
                             data::slice_limits({.tokens = 40, .segments = 4, .longest = 17, .labels = 40}, context_));

@@ -15,6 +15,7 @@ using TensorParallelTest = MeshTest;
 void expect_as_one_process(const Result& got, const Result& one, const std::string& text) {
     EXPECT_NEAR(got.score, one.score, 1e-5 * one.score) << text;
     expect_same_course(got, one, text);
+    EXPECT_EQ(got.router_loads, one.router_loads) << text;
     ASSERT_EQ(got.gradients.size(), one.gradients.size());
     for (const auto& [name, gradient] : one.gradients) {
         EXPECT_GT(l2(gradient), 0) << name;
@@ -22,8 +23,21 @@ void expect_as_one_process(const Result& got, const Result& one, const std::stri
     }
 }
 
+const Flags expert_adapters =
+    attention_adapters + Flags{"--lora.target_parameters", "mlp.experts.gate_up_proj,mlp.experts.down_proj"};
+
+/// Of five experts that each rank has a slice of, with tokens that only make up for what four ranks do not divide.
+const std::vector<Kind> kinds_with_experts = {
+    {"experts_nf4", "qwen3_moe",
+     R"("num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 256, "mlp_only_layers": [0])", true,
+     expert_adapters + Flags{"--training.router_aux_loss_coef", "0.5"}},
+    {"experts_biased", "gpt_oss",
+     R"("num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 4, "swiglu_limit": 0.02)", false,
+     expert_adapters + Flags{"--training.gradient_checkpointing", "full"}},
+};
+
 TEST_F(TensorParallelTest, LossesAndGradientsAreThoseOfOneProcess) {
-    const std::vector<Kind> kinds = {
+    std::vector<Kind> kinds = {
         {"lora_nf4", "llama", llama_biased, true, all_adapters + Flags{"--lora.lora_dropout", "0.1"}},
         {"lora_fp32", "qwen3", qwen3_tied, false,
          all_adapters + Flags{"--lora.modules_to_save", "embed_tokens,lm_head", "--training.neftune_noise_alpha", "5"}},
@@ -35,6 +49,12 @@ TEST_F(TensorParallelTest, LossesAndGradientsAreThoseOfOneProcess) {
          false,
          {"--lora.finetuning_type", "full", "--training.gradient_checkpointing", "full"}},
     };
+    const std::string phi = R"("partial_rotary_factor": 0.5, "tie_word_embeddings": false)";
+    const Flags fused = {"--lora.target_modules", "qkv_proj,o_proj,gate_up_proj,down_proj"};
+    kinds.push_back({"fused_nf4", "phi3", phi, true, fused + Flags{"--lora.lora_dropout", "0.1"}});
+    kinds.push_back({"fused_dora", "phi3", phi, false, fused + Flags{"--lora.use_dora", "true"}});
+    kinds.push_back({"fused_full", "phi3", phi, false, {"--lora.finetuning_type", "full"}});
+    kinds.insert(kinds.end(), kinds_with_experts.begin(), kinds_with_experts.end());
     for (const Kind& kind : kinds) {
         const Result one = train_rank(config(kind), nullptr, tensor_steps);
         int64_t resident = std::numeric_limits<int64_t>::max();

@@ -33,13 +33,14 @@ std::vector<std::pair<const char*, StoredWeight>> weights_of(ops::Context& ctx, 
 TEST(Slice, HasTheValuesOfTheWhole) {
     ops::Context ctx(at::kCPU);
     constexpr int64_t rows = 96, cols = 640;  // ten blocks a row: nested ones end inside of rows
-    const std::vector<spec::MatrixSlice> parts = {
-        {{0, rows}, {0, cols}}, {{0, 48}, {0, cols}},    {{48, 48}, {0, cols}}, {{128 / 4, 32}, {0, cols}},
-        {{0, rows}, {0, 64}},   {{0, rows}, {320, 320}}, {{5, 7}, {576, 64}}};
+    const std::vector<spec::MatrixSlice> parts = {{{0, rows}, {0, cols}}, {{0, 48}, {0, cols}},
+                                                  {{48, 48}, {0, cols}},  {{128 / 4, 32}, {0, cols}},
+                                                  {{0, rows}, {0, 64}},   {{0, rows}, {320, 320}},
+                                                  {{5, 7}, {576, 64}},    {{4, 8}, {0, cols}, {{40, 16}, {64, 3}}}};
     for (const auto& [name, whole] : weights_of(ctx, rows, cols)) {
         const at::Tensor expected = values_of(ctx, whole, rows, cols);
         for (const spec::MatrixSlice& part : parts) {
-            const at::Tensor got = values_of(ctx, slice(whole, part), part.rows.size, part.columns.size);
+            const at::Tensor got = values_of(ctx, slice(whole, part), part.row_count(), part.columns.size);
             EXPECT_TRUE(at::equal(got, part_of(expected, part)))
                 << name << ": rows from " << part.rows.begin << ", columns from " << part.columns.begin;
         }

@@ -52,7 +52,7 @@ bool reads_codes(const Context& ctx, const LoraU& args);
 /// beside dy.
 struct LoraDy {
     at::Tensor dy_TN;  ///< as LoraU's x
-    at::Tensor b_NR;   ///< s·B, block diagonal over the slices: zero elsewhere
+    at::Tensor b_NR;   ///< s·B, zero outside of the slices; those of one adapter share rank columns (library alone)
     at::Tensor u_TR;
     at::Tensor v_TR;
     std::vector<LoraSlice> slices;

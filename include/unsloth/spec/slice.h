@@ -1,9 +1,10 @@
 // Tensor parallel: what of a model's matrices each of the ranks has that compute a layer together (Megatron-LM, arXiv
-// 1909.08053). q, k, v, gate and up are cut by outputs, o and down by inputs, lm_head by the vocabulary; norms and the
-// embeddings are everyone's.
+// 1909.08053). q, k, v, gate and up are cut by outputs, o and down by inputs, each expert's too, lm_head by the
+// vocabulary; norms, routers and the embeddings are everyone's.
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "unsloth/spec/model_spec.h"
 
@@ -26,6 +27,8 @@ struct Range {
 
 struct MatrixSlice {
     Range rows, columns;
+    std::vector<Range> more_rows = {};  ///< of a matrix whose rows are of several projections: what follows `rows`
+    int64_t row_count() const;
     bool operator==(const MatrixSlice&) const = default;
 };
 
@@ -41,7 +44,7 @@ ModelSpec slice(const ModelSpec& model, TensorRank tp);
 
 /// A rank's part of a projection's matrix [N, K] in the model; `model` is the whole one.
 MatrixSlice slice_of(const ModelSpec& model, Projection p, TensorRank tp);
-/// The same of a matrix that may be an expert's, which one rank has whole.
+/// The same of a matrix that may be an expert's; those of all experts are cut alike.
 MatrixSlice slice_of(const ModelSpec& model, const LinearId& id, TensorRank tp);
 
 /// A rank's rows of lm_head: borders are multiples of 8, so that slices may differ in size. usage Error where the
