@@ -86,6 +86,17 @@ std::string SavePolicy::calibration() const {
     return !folder.empty() && fs::exists(file) ? read_file(file) : "";
 }
 
+/// Whether the checkpoint that the run went on from is this step's, in its own folder, and says the same of the best
+/// evaluation.
+bool SavePolicy::is_saved_already() const {
+    if (!setup_.resume() || setup_.first_step() != state_.progress.step) return false;
+    const formats::BestEvaluation &now = state_.progress.best, &then = setup_.resume()->state.progress.best;
+    std::error_code failed;
+    return now.step == then.step && now.value == then.value &&
+           fs::equivalent(setup_.resume()->folder,
+                          fs::path(config().training.output_dir) / cat("checkpoint-", state_.progress.step), failed);
+}
+
 /// What the result's decisions are scaled by, or why by nothing.
 void SavePolicy::tell_calibration() const {
     const auto found = formats::read_decision_calibration(config().training.output_dir);
@@ -156,7 +167,7 @@ void SavePolicy::keep_result() {
 
 void SavePolicy::finish() {
     const auto start = std::chrono::steady_clock::now();
-    if (config::saves_checkpoints(config().training)) checkpoint();
+    if (config::saves_checkpoints(config().training) && !is_saved_already()) checkpoint();
     // A finished result whose checkpoint was not complete would be one that nothing can go on from.
     finish_saving();
     load_best();
