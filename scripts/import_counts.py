@@ -28,6 +28,9 @@ PEERS = ("axolotl", "llamafactory", "handbook", "trl", "studio")
 
 # Families that are trained, by the names that their models have on the hub. The first line that fits decides.
 FAMILIES = [
+    ("qwen2_5_vl", r"qwen2\.5-vl"),
+    ("qwen3_vl", r"qwen3-vl-(?!.*a\d+b)"),
+    ("mllama", r"llama-3\.2-\d+b-vision"),
     (
         None,
         r"vision|[-_ ]vl[-_ .]|-omni|-audio|pixtral|llava|voxtral|smolvlm|internvl|paddleocr|csm-|whisper|spark-tts",

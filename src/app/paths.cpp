@@ -81,10 +81,15 @@ void require_inputs(const CommandLine& line) {
     require_templates(config);
     for (const config::DataSource& source : data::training_sources(config.data)) require_rows(source);
     for (const config::DataSource& source : data::evaluation_sources(config.data)) require_rows(source);
+    const std::string prompts = line.generate.file == "-" ? "" : line.generate.file;
     for (const std::string& file :
-         {line.generate.file, line.replay.file, line.serve.api_key_file, line.serve.tls_cert, line.serve.tls_key})
+         {prompts, line.replay.file, line.serve.api_key_file, line.serve.tls_cert, line.serve.tls_key})
         require_readable(file);
     require_readable(config.training.sample_prompts.value_or(""));
+    std::error_code failed;
+    if (const std::string& root = line.serve.adapter_root; !root.empty() && !fs::is_directory(root, failed))
+        throw Error("option.invalid-value", cat("--adapter_root ", root, ": there is no such folder"),
+                    "Create it, or name the folder that clients may load adapters from.");
 }
 
 }  // namespace unsloth::app

@@ -158,7 +158,11 @@ void check_one(const Option& option, const Json& value, const std::string& origi
 }
 
 void check(const Option& option, const Json& value, const std::string& origin) {
-    if (!has_type(option, value)) {
+    const bool number = option.type == OptionType::integer || option.type == OptionType::number;
+    if (number && value.is_string() && number_from_text(trimmed(value.get<std::string>()), false).is_number()) {
+        throw Error("option.invalid-value", cat(origin, ": expected ", expectation(option), ", found ", kind_of(value)),
+                    cat("Without the quotes it is a number: ", trimmed(value.get<std::string>()), "."));
+    } else if (!has_type(option, value)) {
         throw Error("option.invalid-value", cat(origin, ": expected ", expectation(option), ", found ", kind_of(value)),
                     option.remedy);
     } else if (option.check_elements) {

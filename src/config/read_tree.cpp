@@ -45,6 +45,9 @@ Json read_tree(const std::filesystem::path& path) {
     } catch (const Error& failure) {
         throw Error("config.cannot-read", cat("configuration: ", failure.what()));
     }
+    if (content.starts_with("\xFF\xFE") || content.starts_with("\xFE\xFF"))
+        throw Error("config.syntax", cat(path.string(), ": is UTF-16 text; a configuration is UTF-8"),
+                    cat("iconv -f UTF-16 -t UTF-8 ", path.string(), " > run.json makes one of it."));
     return is_yaml(path) ? parse_yaml(content, path.string()) : read_commented_json(content, path.string());
 }
 

@@ -10,7 +10,7 @@ namespace unsloth::config {
 namespace {
 
 constexpr std::size_t help_column = 36;
-constexpr std::size_t help_width = 110;
+constexpr std::size_t help_width = 100;
 
 std::string placeholder_of(const Option& option) {
     if (option.type == OptionType::boolean) return "[BOOL]";
@@ -57,7 +57,7 @@ std::size_t columns_of(std::string_view text) {
         std::count_if(text.begin(), text.end(), [](unsigned char byte) { return (byte & 0xC0) != 0x80; }));
 }
 
-void append_wrapped(std::string& out, std::size_t column, std::string_view text) {
+void append_wrapped(std::string& out, std::size_t column, std::string_view text, std::size_t indent = help_column) {
     constexpr std::string_view space = " \n\t";
     bool first_of_line = true;
     for (std::size_t at; (at = text.find_first_not_of(space)) != text.npos;) {
@@ -65,8 +65,8 @@ void append_wrapped(std::string& out, std::size_t column, std::string_view text)
         const std::string_view word = text.substr(0, text.find_first_of(space));
         text.remove_prefix(word.size());
         if (!first_of_line && column + 1 + columns_of(word) > help_width) {
-            out += "\n" + std::string(help_column, ' ');
-            column = help_column;
+            out += "\n" + std::string(indent, ' ');
+            column = indent;
             first_of_line = true;
         }
         if (!first_of_line) out += " ", ++column;
@@ -135,6 +135,12 @@ std::string names_by_fate(const OptionSet& options, OnResume fate) {
 
 }  // namespace
 
+std::string wrapped_help(std::string head, std::string_view text, std::size_t indent) {
+    const std::size_t column = columns_of(head);
+    append_wrapped(head, column, text, indent);
+    return head;
+}
+
 std::string help_of_options(const OptionSet& options) {
     std::string text;
     for (const auto& section : options.sections()) {
@@ -144,7 +150,7 @@ std::string help_of_options(const OptionSet& options) {
         if (section.name.empty()) {
             text += "\nOptions of " + section.title + "\n";
         } else {
-            text += "\n" + section.title + ": " + section.about + "\n";
+            text += "\n" + wrapped_help(section.title + ": ", section.about, 2);
         }
         for (const Option* option : members) text += help_of_option(*option);
     }

@@ -80,6 +80,9 @@ std::string list_places(const Occurrences& noted) {
 }
 
 Error error_at(const Rejected& row) {
+    // Of a file whose columns say nothing, each row is such.
+    if (row.reason.id == ErrorId("data.unknown-format"))
+        return Error(row.reason.id, cat(row.place, ": ", row.reason.message), row.reason.advice);
     const char* const skip = "(data.skip_invalid: true leaves such rows out and counts them.)";
     return Error(row.reason.id, cat(row.place, ": ", row.reason.message),
                  row.reason.advice.empty() ? skip : row.reason.advice + "\n  " + skip);

@@ -34,6 +34,12 @@ OtherKind other_kind(std::string_view head) {
         return {"a Python pickle, which is never read", "load it in Python and write the rows as JSON Lines"};
     if (head.starts_with("\xFF\xFE") || head.starts_with("\xFE\xFF"))
         return {"UTF-16 text", "iconv -f UTF-16 -t UTF-8 FILE > OUT"};
+    // Without a mark: ASCII characters of two bytes, of which one is 0.
+    const auto every_second_is_zero = [&](std::size_t first) {
+        return head[first] == '\0' && head[first + 2] == '\0' && head[1 - first] != '\0' && head[3 - first] != '\0';
+    };
+    if (head.size() >= 4 && every_second_is_zero(1)) return {"UTF-16 text", "iconv -f UTF-16LE -t UTF-8 FILE > OUT"};
+    if (head.size() >= 4 && every_second_is_zero(0)) return {"UTF-16 text", "iconv -f UTF-16BE -t UTF-8 FILE > OUT"};
     return {};
 }
 

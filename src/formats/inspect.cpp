@@ -200,6 +200,9 @@ Inspection inspect_path(const std::string& path) {
         inspect_adapter(inspection, place);
     } else if (fs::is_regular_file(place) && (place.extension() == ".gguf" || GgufFile::is_gguf(place))) {
         inspect_gguf(inspection, place);
+    } else if (fs::is_regular_file(place) && place.extension() != ".safetensors") {
+        throw Error("model.wrong-file-format", cat(path, ": neither a .safetensors nor a .gguf file"),
+                    "inspect is for models and adapters; `unsloth-train data` shows rows of training data.");
     } else {
         inspect_model(inspection);
     }

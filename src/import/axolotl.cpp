@@ -350,6 +350,7 @@ void import_axolotl(Importer& importer) {
         importer.set("sample_packing", "data.packing", true);
     import_adapter(importer);
     import_template(importer);
+    import_axolotl_model(importer);
     import_special_tokens(importer);
     import_turn_ends(importer);
     import_quantized_base(importer);

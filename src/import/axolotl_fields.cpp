@@ -99,14 +99,13 @@ void add_model(PeerRows& rows) {
               "model.path ORG/NAME@REVISION names one of the hub")
         .only({"cls_model_config", "num_labels", "trainer_cls"}, off, "causal language models alone are trained")
         .only({"reinit_weights"}, nothing, "init writes a model with random weights to train from")
-        .only({"resize_token_embeddings_to_32x", "mean_resizing_embeddings", "shrink_embeddings", "tokens",
-               "added_tokens_overrides", "fix_untrained_tokens"},
+        .any({"test_value", "torch_dtype"}, "no part of axolotl reads it")
+        .only({"mean_resizing_embeddings", "shrink_embeddings", "tokens", "added_tokens_overrides",
+               "fix_untrained_tokens"},
               off, "the vocabulary is the model folder's; add tokens there first")
-        .only({"processor_type", "processor_kwargs", "image_size", "image_resize_algorithm", "role_boundaries",
-               "freeze_mm_modules"},
-              off, "text alone is trained on")
+        .only({"processor_kwargs", "image_size", "image_resize_algorithm", "role_boundaries"}, off,
+              "images are resized as the model's preprocessor_config.json says, and the template says whose turn it is")
         .only({"llama4_linearized_experts", "ple_cpu_offload"}, nothing, "this kind of model is not trained")
-        .only({"unfrozen_parameters"}, off, "lora.finetuning_type full trains all weights")
         .only({"fp32_norms", "fp32_norm_classes"}, off, "norms are of model.dtype and compute in float32")
         .means("device", "hardware.device", {}, {nullptr, "auto"})
         .means("device_map", "model.device_map", {}, {nullptr})
@@ -187,7 +186,6 @@ void add_data(PeerRows& rows) {
         .aside({"push_dataset_to_hub"}, "nothing is uploaded")
         .only({"min_sample_len", "max_prompt_len"}, off, "rows are left out by length only above model.max_seq_length")
         .only({"eval_sequence_len"}, {nullptr}, "evaluation rows are cut at model.max_seq_length too")
-        .only({"curriculum_sampling"}, nothing, "data.shuffle draws an order every epoch, or keeps the file's")
         .only({"use_pose", "pose_split_on_token_ids", "pose_max_context_len", "pose_num_chunks"}, off,
               "positions are 0, 1, 2, …, or what a tokenised row says (position_ids)")
         .only({"default_system_message"}, off, "a row's own system text is taken; put one into the rows");

@@ -263,6 +263,22 @@ ImportedSource read_axolotl_source(Importer& importer, const std::string& key, c
     return AxolotlSource(importer, key, entry, rl).read();
 }
 
+namespace {
+
+// Turns of axolotl's templates of these names.
+constexpr const char* phi_3 =
+    "{{ bos_token }}{% for message in messages %}{% if message['role'] == 'system' %}{{ '<|system|>\\n' + "
+    "message['content'] + '<|end|>\\n' }}{% elif message['role'] == 'user' %}{{ '<|user|>\\n' + message['content'] + "
+    "'<|end|>\\n<|assistant|>\\n' }}{% elif message['role'] == 'assistant' %}{{ message['content'] + '<|end|>\\n' }}"
+    "{% endif %}{% endfor %}";
+constexpr const char* phi_35 =
+    "{% for message in messages %}{% if message['role'] == 'system' and message['content'] %}{{ '<|system|>\\n' + "
+    "message['content'] + '<|end|>\\n' }}{% elif message['role'] == 'user' %}{{ '<|user|>\\n' + message['content'] + "
+    "'<|end|>\\n' }}{% elif message['role'] == 'assistant' %}{{ '<|assistant|>\\n' + message['content'] + "
+    "'<|end|>\\n' }}{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% endif %}";
+
+}  // namespace
+
 std::optional<std::string> axolotl_template(Importer& importer, const std::string& key, const Json& name) {
     static const std::vector<std::pair<const char*, const char*>> same = {
         {"chatml", "chatml"}, {"llama3", "llama-3"}, {"alpaca", "alpaca"}};
@@ -273,13 +289,21 @@ std::optional<std::string> axolotl_template(Importer& importer, const std::strin
         importer.note(key, cat(shown(name), " is this model's own template"));
         return "default";
     }
+    if (name == "phi_3") {
+        importer.note(key, "phi_3 is written out: the prompt of an answer stands at the end of the user's turn");
+        return phi_3;
+    }
+    if (name == "phi_35") {
+        importer.note(key, "phi_35 is written out");
+        return phi_35;
+    }
     if (name == "qwen_25") {
         importer.note(key, "qwen_25 is taken as qwen, which writes the same turns, and no lists of tools");
         return "qwen";
     }
     if (name != "jinja" && !(name.is_string() && name.get<std::string>().starts_with("tokenizer_default")))
         importer.lose(key, cat(shown(name),
-                               ": of axolotl's templates chatml, llama3 and alpaca are built in; "
+                               ": of axolotl's templates chatml, llama3, alpaca, phi_3 and phi_35 are known; "
                                "data.template auto takes the model's own"));
     return std::nullopt;
 }

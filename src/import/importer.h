@@ -81,7 +81,8 @@ struct ImportedSource {
     Json columns = Json::object();  ///< {name here: name in the file}; empty: rows are read without it
     Json max_samples;               ///< null: all
     std::string template_name;      ///< empty: data.template
-    std::string config_name;        ///< of a hub's data set; empty: none
+    bool has_images = false;
+    std::string config_name;  ///< of a hub's data set; empty: none
 };
 
 /// Writes train_file, or datasets where one file does not say it.

@@ -51,10 +51,9 @@ void add_llama_factory_model(PeerRows& rows) {
               "model.load_in_4bit makes NF4; model.precision {\"default\": \"fp4\"} makes FP4")
         .only({"double_quantization"}, {nullptr, true}, "model.load_in_4bit quantises the scales too")
         .only({"quantization_device_map"}, off, "model.device_map says where layers lie")
-        .any(
-            {"image_max_pixels", "image_min_pixels", "image_do_pan_and_scan", "crop_to_patches", "video_max_pixels",
-             "video_min_pixels", "video_fps", "video_maxlen", "use_audio_in_video", "audio_sampling_rate", "media_dir"},
-            "text alone is trained on; rows with pictures are refused when they are read")
+        .any({"video_max_pixels", "video_min_pixels", "video_fps", "video_maxlen", "use_audio_in_video",
+              "audio_sampling_rate"},
+             "videos and sound are not trained on; rows with them are refused when they are read")
         .any({"export_dir", "export_size", "export_device", "export_quantization_bit", "export_quantization_dataset",
               "export_quantization_nsamples", "export_quantization_maxlen", "export_legacy_format",
               "export_hub_model_id"},
@@ -138,8 +137,9 @@ void add_finetuning(PeerRows& rows) {
               "swanlab_api_key", "swanlab_logdir", "swanlab_lark_webhook_url", "swanlab_lark_secret"},
              "training.report_to sends metrics to tensorboard, prometheus, html and wandb, and logging.metrics_file "
              "has them")
-        .any({"freeze_vision_tower", "freeze_multi_modal_projector", "freeze_language_model"},
-             "text alone is trained on")
+        .only({"freeze_vision_tower", "freeze_multi_modal_projector"}, {nullptr, true},
+              "towers are frozen; lora.vision true trains adapters in them")
+        .only({"freeze_language_model"}, off, "the language model is what is trained")
         .only({"use_mca", "use_hyper_parallel", "hyper_parallel_args"}, off, PeerRows::ranks_share)
         .any({"compute_accuracy"}, "evaluations have eval_token_accuracy")
         .any({"plot_loss", "include_effective_tokens_per_second"},
@@ -163,6 +163,32 @@ void add_training(PeerRows& rows) {
              "answers are generated after the run (unsloth-train generate)");
 }
 
+/// Of its trainers on Megatron.
+void add_megatron(PeerRows& rows) {
+    const auto& off = PeerRows::off;
+    rows.means("tensor_model_parallel_size", "distributed.tp_size", {}, {nullptr})
+        .means("pipeline_model_parallel_size", "distributed.pp_size", {}, {nullptr})
+        .means("context_parallel_size", "distributed.cp_size", {}, {nullptr})
+        .means("use_packed_sequences", "data.packing", {{true, true}}, off, "true or false is expected")
+        .aside({"expert_model_parallel_size", "virtual_pipeline_model_parallel_size"}, PeerRows::ranks_share,
+               {nullptr, 1})
+        .aside({"use_distributed_optimizer"}, "distributed.zero_stage 1 divides the optimizer's states among ranks",
+               {nullptr, false})
+        .any({"sequence_parallel", "overlap_param_gather", "overlap_grad_reduce", "moe_token_dispatcher_type",
+              "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"},
+             "section distributed says how ranks share the work")
+        .any({"bias_activation_fusion", "apply_rope_fusion", "masked_softmax_fusion", "cross_entropy_loss_fusion",
+              "moe_grouped_gemm"},
+             "kernels are compiled into the program")
+        .any({"recompute_granularity", "recompute_method", "recompute_num_layers"},
+             "training.gradient_checkpointing auto takes what fits")
+        .any({"export_hf_on_finish"}, "results are Hugging Face folders")
+        .only({"mixed_precision"}, {nullptr, "bf16_mixed"}, "model.dtype says what is computed in")
+        .only({"calculate_per_token_loss"}, {nullptr, true}, "the loss is the mean over a step's labels")
+        .only({"megatron_pretrained_checkpoint"}, off, "model.path is a Hugging Face folder")
+        .only({"extra_config"}, off, "fields of Megatron's own are not read");
+}
+
 const std::vector<PeerField>& llama_factory_fields() {
     static const std::vector<PeerField> table = [] {
         PeerRows rows;
@@ -170,6 +196,7 @@ const std::vector<PeerField>& llama_factory_fields() {
         add_llama_factory_data(rows);
         add_finetuning(rows);
         add_training(rows);
+        add_megatron(rows);
         return rows.take();
     }();
     return table;
@@ -270,8 +297,7 @@ std::string import_method(Importer& importer) {
     return stage;
 }
 
-/// `conversations`: all rows are such.
-void import_llama_factory_template(Importer& importer, const std::string& stage, bool conversations) {
+void import_llama_factory_template(Importer& importer, const std::string& stage, const LlamaFactoryRows& rows) {
     static const std::vector<std::pair<const char*, const char*>> same = {
         {"llama3", "llama-3"}, {"llama2", "llama-2"}, {"mistral", "mistral"}, {"chatml", "chatml"},
         {"alpaca", "alpaca"},  {"zephyr", "zephyr"},  {"qwen", "qwen"}};
@@ -284,10 +310,16 @@ void import_llama_factory_template(Importer& importer, const std::string& stage,
         if (*name == theirs) return importer.set("template", "data.template", ours);
     const Json model = importer.look("model_name_or_path");
     // What auto means for conversations alone.
-    const char* const own = conversations ? "auto" : "default";
+    const char* const own = rows.conversations ? "auto" : "default";
     if (model.is_string() && is_own_template("llamafactory", *name, model)) {
         importer.set("template", "data.template", own);
         return importer.note("template", cat(*name, " is this model's own template"));
+    }
+    // Of one turn, which has an empty thought in front of its answer; of several only the last has one in the model's.
+    const bool thinks = !thinking || *thinking == true;
+    if (*name == "qwen3" && rows.single_turns && thinks && model.is_string() && has_hybrid_thinking(model)) {
+        importer.set("template", "data.template", own);
+        return importer.note("template", "qwen3 writes single turns as this model's own template does");
     }
     if (*name == "qwen3_nothink") {
         importer.set("template", "data.template", "chatml");
@@ -306,7 +338,7 @@ void import_llama_factory(Importer& importer) {
     set_llama_factory_defaults(importer);
     const std::string stage = import_method(importer);
     const LlamaFactoryRows rows = import_llama_factory_rows(importer, stage);
-    import_llama_factory_template(importer, stage, rows.conversations);
+    import_llama_factory_template(importer, stage, rows);
     if (importer.take_flag("disable_gradient_checkpointing"))
         importer.set("disable_gradient_checkpointing", "training.gradient_checkpointing", "none");
     import_sharding(importer);

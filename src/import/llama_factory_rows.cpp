@@ -4,6 +4,7 @@
 #include <map>
 #include <vector>
 
+#include "import/model_names.h"
 #include "unsloth/config/read_tree.h"
 #include "unsloth/core/error.h"
 
@@ -21,6 +22,11 @@ struct LlamaFactoryColumn {
     const char *theirs, *ours, *usual;
     bool optional;  ///< rows may do without it
 };
+
+bool sees_images(const Importer& importer) {
+    const Json model = importer.look("model_name_or_path");
+    return model.is_string() && has_vision(model);
+}
 
 /// One entry of dataset_info.json.
 class LlamaFactorySource {
@@ -108,6 +114,11 @@ class LlamaFactorySource {
             importer_.lose(key_, "instruction and input are trained as one text there; here instruction alone");
         for (const auto& [theirs, column] : columns.items()) {
             if (column.is_null() || column == "") continue;
+            if (theirs == "images" && sees_images(importer_) && stage_ != "pt") {
+                source_.has_images = true;
+                if (column != "images") source_.columns["images"] = column;
+                continue;
+            }
             const bool unread = stage_ == "pt" && theirs != "query" && theirs != "history";
             if (unread)
                 importer_.note(key_ + ".columns", cat(theirs, " has no effect: stage pt trains prompt alone"));
@@ -195,6 +206,30 @@ void import_mixture(Importer& importer, std::vector<ImportedSource>& sources) {
     }
 }
 
+/// Where images lie, and how large they may be.
+void import_images(Importer& importer, const std::vector<ImportedSource>& sources) {
+    const bool any = std::any_of(sources.begin(), sources.end(), [](const auto& source) { return source.has_images; });
+    const auto folder = importer.take_text("media_dir");
+    if (folder && any)
+        importer.set("media_dir", "data.image_root", *folder);
+    else if (folder)
+        importer.note("media_dir", "has no effect: no rows with images are read");
+    const auto given_most = importer.take("image_max_pixels");
+    const char* const how =
+        ": images are resized as the model's preprocessor_config.json says; its size.longest_edge is such a limit";
+    if (any)
+        importer.lose("image_max_pixels", cat(shown(given_most.value_or(768 * 768)), how));
+    else if (given_most)
+        importer.note("image_max_pixels", "has no effect: no rows with images are read");
+    for (const char* key : {"image_min_pixels", "image_do_pan_and_scan", "crop_to_patches"}) {
+        const auto given = importer.take(key);
+        if (given && any && *given != false)
+            importer.lose(key, cat(shown(*given), how));
+        else if (given)
+            importer.note(key, "has no effect: no rows with images are read");
+    }
+}
+
 }  // namespace
 
 LlamaFactoryRows import_llama_factory_rows(Importer& importer, const std::string& stage) {
@@ -215,7 +250,12 @@ LlamaFactoryRows import_llama_factory_rows(Importer& importer, const std::string
     const auto is_conversation = [](const ImportedSource& source) {
         return source.format == DataFormat::sharegpt || source.format == DataFormat::messages;
     };
+    const auto is_single_turn = [](const ImportedSource& source) {
+        return source.format == DataFormat::alpaca && source.columns.value("history", Json("history")) == "";
+    };
+    import_images(importer, sources);
     return {!sources.empty() && std::all_of(sources.begin(), sources.end(), is_conversation),
+            !sources.empty() && std::all_of(sources.begin(), sources.end(), is_single_turn),
             named || (held_out.is_number() && held_out > 0)};
 }
 

@@ -9,6 +9,7 @@ namespace unsloth::import {
 
 struct LlamaFactoryRows {
     bool conversations = false;  ///< all rows to train on are known to be such
+    bool single_turns = false;   ///< all rows to train on are known to have one question and one answer
     bool to_evaluate = false;    ///< there are rows to evaluate on
 };
 

@@ -48,6 +48,12 @@ constexpr OwnTemplate own_templates[] = {
     // Of contents that are texts: the model's has the same turns, and the system text in front of the first.
     {"axolotl", "gemma3", "gemma-?3-[0-9.]+(b|m)-it"},
     {"axolotl", "qwen_25", "qwen2\\.5-[0-9.]+b-instruct"},
+    {"axolotl", "qwen3", "qwen/qwen3-[0-9.]+b$"},
+    // Of conversations with images: the same turns, and the same places of images.
+    {"axolotl", "qwen2_vl", "qwen2\\.5-vl-[0-9.]+b-instruct"},
+    {"axolotl", "llama3_2_vision", "llama-3\\.2-[0-9.]+b-vision-instruct"},
+    {"llamafactory", "qwen2_vl", "qwen2\\.5-vl-[0-9.]+b-instruct"},
+    {"llamafactory", "qwen3_vl_nothink", "qwen3-vl-[0-9.]+b-instruct"},
     // Turns of ChatML, which write no thoughts.
     {"llamafactory", "qwen3_nothink", "qwen3-.*instruct-2507"},
     {"llamafactory", "gemma3", "gemma-?3-[0-9.]+(b|m)-it"},
@@ -75,6 +81,18 @@ bool is_own_template(const std::string& program, const std::string& name, const 
     return std::any_of(std::begin(own_templates), std::end(own_templates), [&](const OwnTemplate& one) {
         return program == one.program && name == one.name && fits(model, one.models);
     });
+}
+
+bool has_vision(const std::string& model) {
+    return fits(model, "qwen2\\.5-vl-|qwen3-vl-(?!.*-a[0-9]+b)|llama-3\\.2-[0-9]+b-vision");
+}
+
+bool has_hybrid_thinking(const std::string& model) {
+    return fits(model, "qwen/qwen3-[0-9.]+b$");
+}
+
+bool has_rows_of_32(const std::string& model) {
+    return fits(model, "(llama-[23]|mistral-7b-(instruct-)?v0\\.[123]|phi-(3|3\\.5|4)-|qwen(2|2\\.5|3)-)");
 }
 
 bool has_experts(const std::string& model) {

@@ -15,6 +15,15 @@ bool has_special_token(const std::string& model, const std::string& name, const 
 /// model's own template does.
 bool is_own_template(const std::string& program, const std::string& name, const std::string& model);
 
+/// Whether it is a model for texts and images that is trained on both: Qwen2.5-VL, Qwen3-VL, Llama 3.2 Vision.
+bool has_vision(const std::string& model);
+
+/// Whether its template writes an empty thought in front of a last answer that has none: the first Qwen3 models.
+bool has_hybrid_thinking(const std::string& model);
+
+/// Whether its embeddings have a multiple of 32 rows, and its tokenizer no more tokens than these.
+bool has_rows_of_32(const std::string& model);
+
 /// Whether it is a model of experts whose weights are 16-bit: Qwen3 MoE.
 bool has_experts(const std::string& model);
 

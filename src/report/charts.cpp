@@ -321,6 +321,11 @@ Chart memory_of(const Run& run) {
 
 }  // namespace
 
+std::string visible(const std::string& completion) {
+    if (completion.empty()) return "(no text)";
+    return completion.find_first_not_of(" \t\r\n") == std::string::npos ? "(white space alone)" : completion;
+}
+
 std::string escaped(const std::string& text) {
     std::string result;
     for (const char letter : repair_utf8(text)) {

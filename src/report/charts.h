@@ -30,6 +30,9 @@ std::vector<Chart> charts_of(const Run& run);
 /// The trials of the sweep that the run won, by their values at each comparison; nullopt: it won none.
 std::optional<Chart> trials_chart(const Run& run);
 
+/// A completion; of one without a character to see, what it is in words.
+std::string visible(const std::string& completion);
+
 /// Text as it may stand in HTML and XML.
 std::string escaped(const std::string& text);
 

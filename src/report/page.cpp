@@ -110,7 +110,7 @@ std::string samples(const Run& run) {
                     thumbnails(run, *prompt), "<table class=\"answers\">\n");
         for (auto row = run.samples.rbegin(); row != run.samples.rend(); ++row)
             if (row->is_of(*prompt))
-                text += cat("<tr><td>step ", row->step, "</td><td>", escaped(row->answer), "</td></tr>\n");
+                text += cat("<tr><td>step ", row->step, "</td><td>", escaped(visible(row->answer)), "</td></tr>\n");
         text += "</table></details>\n";
     }
     return text;
@@ -128,7 +128,7 @@ std::string completions(const Run& run) {
                     "</summary><table class=\"answers\">\n");
         for (auto row = begin; row != end; ++row)
             text += cat("<tr><td>", escaped(row->scores), "</td><td>", escaped(row->prompt), "<b>",
-                        escaped(row->completion), "</b></td></tr>\n");
+                        escaped(visible(row->completion)), "</b></td></tr>\n");
         text += "</table></details>\n";
         end = begin;
     }

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdio>
 
+#include "report/charts.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/progress.h"
 #include "unsloth/core/text.h"
@@ -166,9 +167,9 @@ std::string sample_lines(const Run& run, int columns, int most) {
         if (most-- > 0) text += fitted(prompt, for_prompt) + " → " + fitted(answer, columns - for_prompt - 3) + "\n";
     };
     for (const SampleRow& row : run.samples)
-        if (row.step == run.samples.back().step) add(row.prompt, row.answer);
+        if (row.step == run.samples.back().step) add(row.prompt, visible(row.answer));
     for (const CompletionRow& row : run.completions)
-        if (row.step == run.completions.back().step) add(row.prompt, row.completion);
+        if (row.step == run.completions.back().step) add(row.prompt, visible(row.completion));
     return text;
 }
 

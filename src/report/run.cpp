@@ -79,6 +79,14 @@ Json object_of(const std::filesystem::path& path) {
     return value.is_object() ? value : Json::object();
 }
 
+std::string advice_on_folder(const std::filesystem::path& folder) {
+    const std::filesystem::path whole = std::filesystem::absolute(folder).lexically_normal();
+    const std::filesystem::path here = whole.has_filename() ? whole : whole.parent_path();
+    if (here.filename().string().starts_with("checkpoint-"))
+        return cat("This is a checkpoint of the run in ", here.parent_path().string(), "; name that folder.");
+    return "A run's folder has the metrics that logging.metrics_file names.";
+}
+
 /// What the file has behind `offset`.
 std::string read_behind(const std::filesystem::path& path, std::uintmax_t offset, struct stat& about) {
     const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
@@ -86,7 +94,7 @@ std::string read_behind(const std::filesystem::path& path, std::uintmax_t offset
         const int error = errno;
         if (fd >= 0) ::close(fd);
         throw Error("run.no-metrics", cat("cannot read ", path.string(), ": ", std::strerror(error)),
-                    "A run's folder has the metrics that logging.metrics_file names.");
+                    advice_on_folder(path.parent_path()));
     }
     std::string content;
     char block[65536];

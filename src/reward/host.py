@@ -31,6 +31,12 @@ LABELS = ("label", "labels", "ground_truth", "answer", "solution")
 OWN = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
 
 
+def kind(value):
+    """'an int', 'a str'"""
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
+
+
 class Mistake(Exception):
     """What a function returned is no list of rewards; `row` where one row is to blame."""
 
@@ -75,7 +81,7 @@ class Function:
             call = call(**self.kwargs)
             self.kwargs = {}
         if not callable(call):
-            raise TypeError(f"{spec['name']} is a {type(call).__name__}, not a function")
+            raise TypeError(f"{spec['name']} is {kind(call)}, not a function")
         self.call = call
         self.is_async = inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(
             getattr(call, "__call__", None)
@@ -181,13 +187,13 @@ def reward_of(value, row):
         if math.isfinite(number):
             return number
         raise Mistake(f"returned {number} for row {row}; a row that cannot be scored has None", row)
-    raise Mistake(f"returned {str(value)[:80]!r} for row {row}, a {type(value).__name__} and no number", row)
+    raise Mistake(f"returned {str(value)[:80]!r} for row {row}, {kind(value)} and no number", row)
 
 
 def rewards_of(values, rows):
     values = plain(values)
     if isinstance(values, (str, dict)) or not hasattr(values, "__len__"):
-        raise Mistake(f"returned a {type(values).__name__}, not a list of {rows.count} rewards")
+        raise Mistake(f"returned {kind(values)}, not a list of {rows.count} rewards")
     if len(values) != rows.count:
         raise Mistake(f"returned {len(values)} for {rows.count} rows")
     return [reward_of(value, row) for row, value in enumerate(values)]

@@ -27,6 +27,9 @@ bool is_built_in(const std::string& name) {
 void read_function(Entry& entry, const std::string& text, const fs::path& folder) {
     entry.kind = Entry::Kind::python;
     const std::size_t colon = text.rfind(':'), dot = text.rfind('.');
+    if (text.ends_with(".py") && colon == std::string::npos)
+        refuse_entry(entry, cat("'", text, "' names a file, and no function of it"),
+                     cat("Write it as '", text, ":FUNCTION'."));
     const std::size_t cut = colon != std::string::npos ? colon : dot;
     if (cut == std::string::npos || cut == 0 || cut + 1 == text.size()) {
         std::vector<std::string> names = built_in_names();

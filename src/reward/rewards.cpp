@@ -149,6 +149,11 @@ void Rewards::Parts::check_columns() const {
     }
 }
 
+void Rewards::require_columns(std::vector<std::string> columns) {
+    parts_->settings.columns = std::move(columns);
+    parts_->check_columns();
+}
+
 void Rewards::start() {
     parts_->hosted->start();
     parts_->check_columns();

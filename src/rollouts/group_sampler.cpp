@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "rollouts/shared_groups.h"
 #include "unsloth/core/error.h"
@@ -62,6 +63,15 @@ GroupSampler::GroupSampler(const config::Config& config, const session::OpenedMo
     rewards_.start();
     weights_ = reward::given_weights(config.grpo, rewards_.names());
     if (weights_.empty()) weights_ = rewards_.weights();
+}
+
+void GroupSampler::require_columns(const std::vector<PromptRow>& rows) {
+    std::set<std::string> names;
+    for (const PromptRow& row : rows) {
+        const auto columns = nlohmann::json::parse(row.columns);
+        for (const auto& [name, ignored] : columns.items()) names.insert(name);
+    }
+    rewards_.require_columns({names.begin(), names.end()});
 }
 
 void GroupSampler::attach(ops::Context& ctx, model::Model& model, comm::Group* group, int64_t rows, int64_t context) {

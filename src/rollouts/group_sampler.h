@@ -33,6 +33,9 @@ class GroupSampler {
     /// Throws a GenerationStopped.
     ScoredGroups operator()(const Job& job);
 
+    /// Error reward.missing-column where a reward needs a column that no row of `rows` has.
+    void require_columns(const std::vector<PromptRow>& rows);
+
     const tokenizer::Tokenizer& tokenizer() const { return tokenizer_; }
     int32_t end_token() const { return stops_.front(); }
     const std::vector<std::string>& reward_names() const { return rewards_.names(); }

@@ -155,6 +155,8 @@ class Sampled final : public GroupSource {
             held_out_.push_back(
                 {data.eval_files.empty() ? "" : data.eval_files[i].first, read(std::span(evaluated).subspan(i, 1))});
         if (data.val_size > 0) held_out_.push_back({"", hold_out(rows_, config_)});
+        for (const HeldOut& set : held_out_) sampler_.require_columns(set.rows);
+        sampler_.require_columns(rows_);
     }
 
     int64_t evaluated_each() const { return config_.grpo.num_generations_eval.value_or(order_.group_size); }

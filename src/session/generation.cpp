@@ -1,6 +1,7 @@
 #include "unsloth/session/generation.h"
 
 #include <algorithm>
+#include <iostream>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
@@ -117,9 +118,19 @@ Prompt PromptEncoder::render(nlohmann::ordered_json row) const {
     return tokenizer::encode_rendered(tokenizer_, rendered).ids;
 }
 
+namespace {
+
+std::string read_standard_input() {
+    std::ostringstream content;
+    content << std::cin.rdbuf();
+    return content.str();
+}
+
+}  // namespace
+
 std::vector<SeenPrompt> read_prompts(const std::filesystem::path& file, const PromptEncoder& encoder,
                                      std::vector<NamedAt>* adapters) {
-    const std::string content = read_file(file);
+    const std::string content = file == "-" ? read_standard_input() : read_file(file);
     const std::size_t first = content.find_first_not_of(" \t\r\n");
     if (first == std::string::npos)
         throw Error("data.empty", cat(file.string(), ": the file is empty"),

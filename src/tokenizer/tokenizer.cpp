@@ -11,6 +11,7 @@
 #include "tokenizer/unicode.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/memory_budget.h"
+#include "unsloth/core/path_advice.h"
 #include "unsloth/core/utf8.h"
 
 namespace unsloth::tokenizer {
@@ -183,6 +184,14 @@ Tokenizer Tokenizer::load(const std::filesystem::path& path) {
     const std::filesystem::path folder = is_file ? path.parent_path() : path;
     const std::filesystem::path json = is_file ? path : path / "tokenizer.json";
     const bool sentencepiece = !std::filesystem::exists(json) && exists(folder);
+    if (!sentencepiece && !std::filesystem::exists(json)) {
+        const bool is_folder = std::filesystem::is_directory(path);
+        const std::string meant = is_folder ? "" : advice_on_missing(path);
+        throw Error(
+            "tokenizer.not-found",
+            cat(path.string(), is_folder ? " has neither tokenizer.json nor tokenizer.model" : ": no such tokenizer"),
+            meant.empty() ? "Name a folder with a tokenizer, such as a model's." : meant);
+    }
     TokenizerSpec spec = sentencepiece ? read_sentencepiece_tokenizer(folder) : read_tokenizer_json(json);
     auto impl = std::make_shared<Impl>(std::move(spec), folder);
     impl->roles = read_special_tokens(folder, [&](std::string_view token) { return impl->id_of(token); });

@@ -125,10 +125,18 @@ std::string figures_text(const objective::Figures& figures) {
     return text;
 }
 
+/// With `digits` after the point; very large values in powers of ten, and of no number its name without a sign.
+std::string readable(double value, int digits) {
+    if (std::isnan(value)) return "nan";
+    char text[64];
+    std::snprintf(text, sizeof text, std::abs(value) < 1e6 ? "%.*f" : "%.*e", digits, value);
+    return text;
+}
+
 std::string step_text(const StepReport& r) {
     char text[160];
-    std::snprintf(text, sizeof text, "loss %.4f  lr %.2e  grad norm %.3f  %.0f tok/s", r.loss, r.learning_rate,
-                  r.grad_norm, r.tokens_per_second);
+    std::snprintf(text, sizeof text, "loss %s  lr %.2e  grad norm %s  %.0f tok/s", readable(r.loss, 4).c_str(),
+                  r.learning_rate, readable(r.grad_norm, 3).c_str(), r.tokens_per_second);
     if (r.mfu) std::snprintf(text + std::strlen(text), sizeof text - std::strlen(text), "  MFU %.1f %%", 100 * *r.mfu);
     return text + figures_text(r.figures) + bad_loads_text(r.router_loads);
 }
@@ -137,8 +145,7 @@ std::string eval_text(const EvalReport& r) {
     char text[160];
     std::string line = cat("step ", r.step, "  eval");
     if (r.loss) {
-        std::snprintf(text, sizeof text, " loss %.4f", *r.loss);
-        line += text;
+        line += cat(" loss ", readable(*r.loss, 4));
     }
     std::snprintf(text, sizeof text, "  (%lld %s in %.1f s)", static_cast<long long>(r.tokens),
                   r.loss ? "labels" : "tokens of completions", r.seconds);

@@ -165,6 +165,10 @@ TEST(File, AWrongTypeSaysKeyExpectedFoundAndFile) {
                     "expected an object of numbers");
     EXPECT_CONTAINS(file_error(R"({"data": {"eval_file": ""}})"), "expected a string that is not empty, or null");
     EXPECT_CONTAINS(file_error(R"({"training": {"weight_decay": "0.1"}})"), "expected a number");
+    EXPECT_CONTAINS(file_error(R"({"training": {"weight_decay": "0.1"}})"), "Without the quotes it is a number: 0.1");
+    EXPECT_CONTAINS(file_error(R"({"lora": {"lora_alpha": 1e30}})"), "<= 1000000");
+    EXPECT_CONTAINS(file_error(R"({"lora": {"loraplus_lr_ratio": 1e30}})"), "<= 1000000");
+    EXPECT_CONTAINS(file_error("\xFF\xFE{"), "UTF-16");
     EXPECT_EQ(load_text(R"({"lora": {"r": 8.0}})").config.lora.r, 8);  // JSON knows one kind of number
 }
 
@@ -316,6 +320,7 @@ TEST(Aliases, HalfPrecisionByBoolean) {
     EXPECT_EQ(load_text(R"({"training": {"fp16": true, "bf16": false}})").config.model.dtype, spec::DType::f16);
     EXPECT_EQ(load_text(R"({"model": {"bf16": true}})", {"--dtype", "float32"}).config.model.dtype, spec::DType::f32);
     EXPECT_EQ(config::load_config({}, {"--dtype", "float32", "--fp16"}).config.model.dtype, spec::DType::f16);
+    EXPECT_CONTAINS(flag_error({"--bf16", "--fp16"}), "--bf16 and --fp16 contradict each other");
     EXPECT_EQ(config::load_config({}, {"--dtype", "float32", "--bf16=false"}).config.model.dtype, spec::DType::f32);
     EXPECT_CONTAINS(file_error(R"({"training": {"fp16": true, "bf16": true}})"), "contradict each other");
     EXPECT_CONTAINS(file_error(R"({"model": {"bf16": true, "dtype": "float32"}})"), "contradict each other");

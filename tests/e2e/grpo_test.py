@@ -437,7 +437,7 @@ class Sampling(SharedModel):
             ("rewards.py:dies", "reward.failed", "signal 11"),
             ("rewards.py:nowhere", "reward.not-loaded", "nowhere"),
             ({"regx": "a"}, "reward.bad-entry", "rewards[0]"),
-            ({"numeric": {"answer": "answer"}}, "data.missing-column", "answer"),
+            ({"numeric": {"answer": "answer"}}, "reward.missing-column", "answer"),
         ):
             with self.subTest(str(rewards)):
                 result = run(*self.grpo("--max_steps", 1, rewards=rewards), cwd=self.folder)

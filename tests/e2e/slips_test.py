@@ -154,6 +154,35 @@ class OtherFiles(EndToEnd):
     def test_a_runs_folder_where_an_anomaly_belongs(self):
         self.fail_with(INPUT, ["is a folder", "RUN/anomalies/step-N.json"], "replay", self.folder)
 
+    def test_files_of_another_kind_than_the_command_takes(self):
+        rows = write_rows(self.folder / "rows.jsonl", ROWS)
+        self.fail_with("model.wrong-file-format", "`unsloth-train data` shows rows", "inspect", rows)
+        utf16 = self.folder / "utf16.jsonl"
+        utf16.write_bytes(rows.read_text().encode("utf-16-le"))
+        self.fail_with("data.unsupported-file", "iconv -f UTF-16LE", *self.train_arguments(LEGAL_BASE, utf16))
+        (self.folder / "none").mkdir()
+        init = ("init", "--shape", "llama-15m", "--out", self.folder / "made", "--tokenizer")
+        self.fail_with("tokenizer.not-found", "neither tokenizer.json nor", *init, self.folder / "none")
+        self.fail_with("tokenizer.not-found", "no such tokenizer", *init, self.folder / "nowhere")
+        checkpoint = self.folder / "run" / "checkpoint-2"
+        checkpoint.mkdir(parents=True)
+        for command in ("watch", "report"):
+            self.fail_with("run.no-metrics", f"checkpoint of the run in {self.folder / 'run'}", command, checkpoint)
+        root = ("serve", "--model.path", LEGAL_BASE, "--adapter_root", self.folder / "nowhere", "--port", 0)
+        self.fail_with(USAGE, "there is no such folder", *root)
+
+    def test_help_fits_100_columns(self):
+        for arguments in (["--help-all"], ["serve", "--help"], ["bench", "--help"]):
+            for line in self.succeed(*arguments).out.splitlines():
+                self.assertLessEqual(len(line), 100, line)
+
+    def test_prompts_from_standard_input(self):
+        arguments = ("generate", "--model.path", LEGAL_BASE, *FP32, "--max_new_tokens", 2, "--json", "--file")
+        prompts = self.folder / "prompts.txt"
+        prompts.write_text("What kind of clause is this?")
+        read = self.succeed(*arguments, "-", stdin=prompts.read_text())
+        self.assertEqual(read.out, self.succeed(*arguments, prompts).out)
+
     def test_configurations_that_import_config_does_not_read(self):
         ours, zero = self.folder / "ours.json", self.folder / "ds.json"
         ours.write_text(json.dumps({"model": {"path": "models/llama"}}))

@@ -125,6 +125,69 @@ TEST(ImportPeers, ATemplateIsTheModelsOwnOnlyForItsModels) {
     EXPECT_EQ(loaded(llama_factory("Qwen/Qwen3-8B")).config.data.template_name, "chatml");
 }
 
+TEST(ImportPeers, WhatChangesNothingForThisModelIsANote) {
+    const auto of = [](const std::string& model, const std::string& fields) {
+        return import_text("base_model: " + model + "\ndatasets: [{path: a.jsonl, type: alpaca}]\n" + fields,
+                           import::PeerProgram::axolotl);
+    };
+    const std::string resized = "resize_token_embeddings_to_32x: true\n";
+    EXPECT_EQ(all(of("microsoft/Phi-3-mini-4k-instruct", resized).losses), "");
+    EXPECT_CONTAINS(all(of("google/gemma-3-1b-it", resized).losses), "resize_token_embeddings_to_32x");
+    EXPECT_CONTAINS(all(of("Qwen/Qwen3-8B", resized + "tokens: [<new>]\n").losses), "resize_token_embeddings_to_32x");
+    const std::string text_alone = "unfrozen_parameters: [^model.language_model.*, ^lm_head.*]\n";
+    EXPECT_EQ(all(of("google/gemma-3-4b-it", "adapter: lora\n" + text_alone).losses), "");
+    EXPECT_CONTAINS(all(of("google/gemma-3-4b-it", text_alone).losses), "unfrozen_parameters");
+    EXPECT_CONTAINS(all(of("a/b", "adapter: lora\nunfrozen_parameters: [layers.2.*]\n").losses), "layers.2");
+    EXPECT_EQ(all(of("Qwen/Qwen2.5-VL-7B-Instruct", "processor_type: AutoProcessor\n").losses), "");
+    EXPECT_CONTAINS(all(of("google/gemma-3-4b-it", "processor_type: AutoProcessor\n").losses), "text alone");
+    const auto in_order = of("a/b", "curriculum_sampling: true\n");
+    EXPECT_EQ(all(in_order.losses), "");
+    EXPECT_FALSE(loaded(in_order).config.data.shuffle);
+    const std::string two =
+        "base_model: a/b\ncurriculum_sampling: true\ndatasets: [{path: a.jsonl, type: alpaca}, "
+        "{path: b.jsonl, type: alpaca}]\n";
+    EXPECT_CONTAINS(all(import_text(two, import::PeerProgram::axolotl).losses), "curriculum_sampling");
+    EXPECT_EQ(all(import_text(two + "shuffle_merged_datasets: false\n", import::PeerProgram::axolotl).losses), "");
+    const auto phi = import_text(
+        "base_model: a/b\nchat_template: phi_3\ndatasets: [{path: a.jsonl, "
+        "type: chat_template}]\n",
+        import::PeerProgram::axolotl);
+    EXPECT_EQ(all(phi.losses), "");
+    EXPECT_CONTAINS(loaded(phi).config.data.template_name, "'<|end|>\\n<|assistant|>\\n'");
+}
+
+TEST(ImportPeers, ImagesOfLlamaFactoryAreReadWhereTheModelSeesThem) {
+    const ScratchFolder folder;
+    std::filesystem::create_directories(folder.path() / "data");
+    folder.write("data/dataset_info.json",
+                 R"({"seen": {"file_name": "seen.json", "formatting": "sharegpt", "columns": {"messages": "messages",
+                 "images": "pictures"}, "tags": {"role_tag": "role", "content_tag": "content", "user_tag": "user",
+                 "assistant_tag": "assistant"}}, "one": {"file_name": "one.json"}})");
+    const auto of = [&](const std::string& model, const std::string& fields) {
+        return import::import_config(folder.write("theirs.yaml", "model_name_or_path: " + model + "\n" + fields),
+                                     import::PeerProgram::llama_factory);
+    };
+    const auto sees = of("Qwen/Qwen3-VL-4B-Instruct", "dataset: seen\ntemplate: qwen3_vl_nothink\nmedia_dir: pics\n");
+    EXPECT_EQ(loaded(sees).config.data.image_root, "pics");
+    EXPECT_CONTAINS(sees.json, "\"images\": \"pictures\"");
+    // Its own limit of pixels is not the model's, and is said even where it is their default.
+    EXPECT_EQ(sees.losses.size(), 1U) << all(sees.losses);
+    EXPECT_CONTAINS(all(sees.losses), "image_max_pixels: 589824");
+    EXPECT_CONTAINS(all(of("meta-llama/Llama-3.1-8B", "dataset: seen\n").losses), "images: rows are read without it");
+    const auto texts = of("Qwen/Qwen3-8B", "dataset: one\ntemplate: qwen3\nmedia_dir: pics\nimage_max_pixels: 9\n");
+    EXPECT_EQ(all(texts.losses), "");
+    EXPECT_CONTAINS(all(texts.notes), "media_dir: has no effect");
+    // Several turns of qwen3 each have a thought there.
+    EXPECT_CONTAINS(all(of("Qwen/Qwen3-8B", "dataset: seen\ntemplate: qwen3\n").losses), "template: qwen3");
+    const auto megatron = of("meta-llama/Llama-3.1-8B",
+                             "dataset: one\ntensor_model_parallel_size: 2\nuse_packed_sequences: true\n"
+                             "overlap_grad_reduce: true\n");
+    EXPECT_EQ(all(megatron.losses), "");
+    EXPECT_EQ(loaded(megatron).config.distributed.tp_size, 2);
+    EXPECT_TRUE(loaded(megatron).config.data.packing);
+    EXPECT_CONTAINS(all(of("a/b", "dataset: one\ncalculate_per_token_loss: false\n").losses), "mean over a step");
+}
+
 TEST(ImportPeers, ExpertsThatStayIn16BitAreALoss) {
     const auto of = [](const std::string& more) {
         return import_text(

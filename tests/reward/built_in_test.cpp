@@ -145,6 +145,7 @@ TEST(RewardOptions, AreRefusedByName) {
         {json::array({json{{"exact", json::object()}, {"on_error", "x"}}}), "stop, none or drop"},
         {json::array({json{{"py", "nowhere.py:f"}}}), "there is no file"},
         {json::array({json{{"py", "nowhere"}}}), "neither a built-in reward nor a function"},
+        {json::array({"rew.py"}), "Write it as 'rew.py:FUNCTION'"},
         {json::array({json{{"py", "os.path:join"}, {"style", "x"}}}), "style"},
         {json::array({json{{"py", "os.path:join"}, {"timout", 1}}}), "timeout"},
         {json::array({json{{"command", json::array()}}}), "list of the program"},

@@ -132,7 +132,7 @@ TEST_F(RewardHelpers, WrongAnswersAreFailures) {
         {"['1'] + [0] * 7", "returned '1' for row 0, a str"},
         {"[[1]] * 8", "a list and no number"},
         {"None", "returned a NoneType"},
-        {"5", "returned a int"},
+        {"5", "returned an int"},
         {"log_extra('x', [1])", "1 values for 8 rows"},
         {"log_metric('x', float('nan'))", "no finite number"},
     };

@@ -481,7 +481,7 @@ TEST(Tokenizer, BrokenJsonNamesFileAndLine) {
     folder.write("tokenizer.json", std::string(100000, '['));
     error_of("json.syntax", [&] { tokenizer::Tokenizer::load(folder.path()); });
     std::filesystem::remove(folder.path() / "tokenizer.json");
-    const std::string missing = error_of("json.wrong-value", [&] { tokenizer::Tokenizer::load(folder.path()); });
+    const std::string missing = error_of("tokenizer.not-found", [&] { tokenizer::Tokenizer::load(folder.path()); });
     EXPECT_NE(missing.find("tokenizer.json"), std::string::npos) << missing;
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "unsloth/config/option_set.h"
@@ -14,6 +15,9 @@ Json effective_json(const OptionSet& options);
 /// JSON Schema (draft 2020-12) of a configuration file: all that read_config_file accepts, as far as single
 /// options and their relations go.
 Json json_schema(const OptionSet& options);
+
+/// `head`, and `text` behind it in lines of help's width; further lines begin after `indent` spaces. Ends with '\n'.
+std::string wrapped_help(std::string head, std::string_view text, std::size_t indent);
 
 /// The options by section, with defaults, wrapped for a terminal.
 std::string help_of_options(const OptionSet& options);

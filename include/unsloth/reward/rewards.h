@@ -101,6 +101,9 @@ class Rewards {
     const std::vector<double>& weights() const;
     /// Columns that built-in rewards read, and after start() those that functions cannot be called without.
     std::vector<std::string> required_columns() const;
+    /// Error reward.missing-column where a reward needs a column that is none of `columns`. After start() those of
+    /// functions are known too.
+    void require_columns(std::vector<std::string> columns);
     /// The longest that score() can take with this number of rows: two attempts, and a new helper between them. What
     /// waits for other ranks must have more.
     std::chrono::milliseconds longest_call(std::size_t rows) const;

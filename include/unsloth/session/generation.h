@@ -67,7 +67,7 @@ class PromptEncoder {
 
 /// JSON Lines of {"text"}, {"prompt"} or {"messages"}; anything that does not begin with an object is one text.
 /// The latter two may have "images". `adapters` (may be nullptr) gets what each names as its "adapter". Input Error,
-/// with the line.
+/// with the line. The file "-" is standard input.
 std::vector<SeenPrompt> read_prompts(const std::filesystem::path& file, const PromptEncoder& encoder,
                                      std::vector<NamedAt>* adapters = nullptr);
 /// Tokens of the longest; input Error where one has none.

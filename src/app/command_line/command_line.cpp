@@ -309,11 +309,12 @@ std::string overview(bool all) {
     for (const auto& command : commands()) {
         constexpr std::size_t width = 14;
         if (!all && command.name.find(' ') != std::string::npos) continue;
-        text += "  " + command.name + std::string(width - command.name.size(), ' ') + command.summary + "\n";
+        text += config::wrapped_help("  " + command.name + std::string(width - command.name.size(), ' '),
+                                     command.summary, width + 2);
     }
     if (!all) return text;
-    return text +
-           "  help          List the options of a command: unsloth-train help COMMAND. --version prints the version.\n";
+    return text + "  help          List the options of a command: unsloth-train help COMMAND.\n" +
+           "                --version prints the version.\n";
 }
 
 constexpr const char* how_to_write =
@@ -387,7 +388,8 @@ std::string help_text(const std::string& topic, bool all) {
                    config::help_of_most_used(options));
     const std::string head =
         topic.empty() ? overview(true)
-                      : cat(command.summary, "\n\nUsage: unsloth-train ", command.name, " ", command.usage, "\n");
+                      : cat(command.summary, "\n\n",
+                            config::wrapped_help(cat("Usage: unsloth-train ", command.name, " "), command.usage, 7));
     return head + config::help_of_options(options) + (command.takes_config() ? how_to_write : "") + exit_codes;
 }
 

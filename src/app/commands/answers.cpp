@@ -113,7 +113,8 @@ void declare_generate(OptionSet& options, CommandLine& line) {
     options
         .add("file", line.generate.file,
              "File of prompts, instead of --prompt. JSON Lines of {\"text\"} (plain text), {\"prompt\"} (as --prompt) "
-             "or {\"messages\"}; the latter two perhaps with \"images\"; or one text.")
+             "or {\"messages\"}; the latter two perhaps with \"images\"; or one text. "
+             "-: standard input.")
         .path("FILE");
     declare_adapters(options, line.generate.adapters,
                      "Adapters for rows of --file (\"adapter\": \"NAME\"), decoded in one batch. Rows without a name "

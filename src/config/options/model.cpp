@@ -261,6 +261,7 @@ void declare_lora(OptionSet& options, LoraOptions& lora) {
     options.add("lora_alpha", lora.lora_alpha, "The adapters' product is scaled by lora_alpha / r.")
         .most_used("Their scale is lora_alpha / r")
         .above(0)
+        .at_most(1e6)
         .suggested_for({"alpha"})
         .unused_with("lora.finetuning_type", {"full"});
     options.add("lora_dropout", lora.lora_dropout, "Probability that an element of an adapter's input is dropped.")
@@ -330,6 +331,7 @@ void declare_lora(OptionSet& options, LoraOptions& lora) {
             "loraplus_lr_ratio", lora.loraplus_lr_ratio,
             "LoRA+: the learning rate of the adapters' B is this many times that of A (16 is usual); 0: both have one.")
         .at_least(0)
+        .at_most(1e6)
         .alias("training", "loraplus_lr_ratio")
         .synonym(nullptr, 0)
         .unused_with("lora.finetuning_type", {"full"})
