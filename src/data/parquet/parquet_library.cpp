@@ -22,7 +22,7 @@
 
 namespace {
 
-using namespace unsloth::arrow_json;
+using namespace unsloth::data::arrow_json;
 
 /// Rows that are decoded at a time. Memory also holds a column's page, whatever this is.
 constexpr int64_t batch_rows = 256;

@@ -10,7 +10,7 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
-namespace unsloth::arrow_json {
+namespace unsloth::data::arrow_json {
 namespace {
 
 using arrow::Array;
@@ -285,4 +285,4 @@ void write_value(const Array& array, int64_t i, Out& out) {
         throw Unread{"a value of Arrow's type " + array.type()->name() + ", which is not read"};
 }
 
-}  // namespace unsloth::arrow_json
+}  // namespace unsloth::data::arrow_json

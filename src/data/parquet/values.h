@@ -7,7 +7,7 @@
 #include <string_view>
 #include <utility>
 
-namespace unsloth::arrow_json {
+namespace unsloth::data::arrow_json {
 
 /// Throws std::runtime_error with Arrow's message.
 inline void require(const arrow::Status& status) {
@@ -44,4 +44,4 @@ void write_string(std::string_view text, Out& out);
 /// Appends element i of the array. Throws Unread for a type that JSON rows do not take.
 void write_value(const arrow::Array& array, int64_t i, Out& out);
 
-}  // namespace unsloth::arrow_json
+}  // namespace unsloth::data::arrow_json
