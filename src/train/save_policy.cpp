@@ -1,6 +1,5 @@
 #include "unsloth/train/save_policy.h"
 
-#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "train/gathered_values.h"
@@ -87,31 +86,6 @@ std::string SavePolicy::calibration() const {
     return !folder.empty() && fs::exists(file) ? read_file(file) : "";
 }
 
-namespace {
-
-/// A run's configuration, but for where it goes on from.
-nlohmann::json lasting(const std::string& text) {
-    auto config = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
-    if (config.is_object() && config.contains("training")) config["training"].erase("resume_from_checkpoint");
-    return config;
-}
-
-}  // namespace
-
-/// Whether the checkpoint that the run went on from is this step's, in its own folder, of the same configuration, and
-/// says the same of the best evaluation.
-bool SavePolicy::is_saved_already() const {
-    if (!setup_.resume() || setup_.first_step() != state_.progress.step) return false;
-    const formats::BestEvaluation &now = state_.progress.best, &then = setup_.resume()->state.progress.best;
-    const fs::path file = setup_.resume()->folder / "run_config.json";
-    std::error_code failed;
-    return fs::exists(file, failed) &&
-           lasting(read_file(file)) == lasting(config::config_to_json(setup_.effective_config())) &&
-           now.step == then.step && now.value == then.value &&
-           fs::equivalent(setup_.resume()->folder,
-                          fs::path(config().training.output_dir) / cat("checkpoint-", state_.progress.step), failed);
-}
-
 /// What the result's decisions are scaled by, or why by nothing.
 void SavePolicy::tell_calibration() const {
     const auto found = formats::read_decision_calibration(config().training.output_dir);
@@ -182,7 +156,7 @@ void SavePolicy::keep_result() {
 
 void SavePolicy::finish() {
     const auto start = std::chrono::steady_clock::now();
-    if (config::saves_checkpoints(config().training) && !is_saved_already()) checkpoint();
+    if (config::saves_checkpoints(config().training)) checkpoint();
     // A finished result whose checkpoint was not complete would be one that nothing can go on from.
     finish_saving();
     load_best();

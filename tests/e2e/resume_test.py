@@ -311,7 +311,7 @@ class Resuming(EndToEnd):
         base = model(TEXT_LLAMA, tokenizer=LEGAL_BASE)
         rows = write_rows(self.folder / "texts.jsonl", [{"text": f"The term is {n} years."} for n in range(8)])
         sets = [write_rows(self.folder / f"{n}.jsonl", [{"text": f"Rent is due {n} times."}]) for n in range(2)]
-        losses, written = [], []
+        losses = []
         for held_out, evaluations in ((sets[0], 1), (sets[0], 1), (sets[1], 2), (sets[1], 2)):
             self.succeed(
                 *self.arguments("last", "--max_steps", 2, "--eval_file", held_out, base=base, rows=rows),
@@ -319,10 +319,6 @@ class Resuming(EndToEnd):
             )
             self.assertEqual(len(self.evaluations(self.folder / "last")), evaluations)
             losses.append(self.summary(self.folder / "last")["final_eval_loss"])
-            written.append((self.folder / "last" / "checkpoint-2" / "manifest.json").stat().st_mtime_ns)
-        # Where nothing is new, the checkpoint stays as it is.
-        self.assertEqual((written[0], written[2]), (written[1], written[3]))
-        self.assertNotEqual(written[0], written[2])
         self.assertEqual((losses[0], losses[2]), (losses[1], losses[3]))
         self.assertNotEqual(losses[0], losses[2])
 

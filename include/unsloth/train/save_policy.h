@@ -49,7 +49,6 @@ class SavePolicy {
     std::filesystem::path best_checkpoint() const;
     std::string calibration() const;
     void tell_calibration() const;
-    bool is_saved_already() const;
     RunFiles run_files() const;
     RunMoment moment() const;
     bool leads() const { return setup_.leads(); }
