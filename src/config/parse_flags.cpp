@@ -210,8 +210,8 @@ class FlagReader {
     std::size_t next_ = 0;
 };
 
-/// Of one option. A shorthand such as --fp16 is a value: beside the option itself the later flag wins, and beside
-/// another shorthand it contradicts.
+/// Of one option. A shorthand such as --fp16 is a value: of it and the option itself the later flag wins, and two
+/// shorthands contradict each other.
 bool are_two_names(const Assignment& one, const Assignment& other) {
     const auto is_name = [](const Alias* alias) { return alias == nullptr || !alias->when_true; };
     return one.alias != other.alias && is_name(one.alias) == is_name(other.alias);

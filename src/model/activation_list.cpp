@@ -126,8 +126,7 @@ void ActivationList::experts(LayerSaved& a, const Statistic& statistic, const Ma
     statistic("ends of experts", {experts.count}, at::kInt, true, e.ends_E, Rows::fixed);
     statistic("router", {t, experts.count}, at::kFloat, needs_probabilities(experts, sizes_.balances_experts),
               e.router_TE);
-    statistic("experts' u_gate_up", {t, k * layout_[Group::experts_gate_up].r}, dtype_, rest, e.u_gate_up_T,
-              Rows::tokens);
+    statistic("experts' u_gate_up", {t, k * layout_[Group::experts_gate_up].r}, dtype_, rest, e.u_gate_up_T);
     matrix("experts' gate_up", k * 2 * experts.intermediate_size, keeps == spec::Keep::everything, e.gate_up_T);
     statistic("experts' u_down", {t, k * layout_[Group::experts_down].r}, dtype_, true, e.u_down_T);
 }

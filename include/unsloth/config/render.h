@@ -16,7 +16,7 @@ Json effective_json(const OptionSet& options);
 /// options and their relations go.
 Json json_schema(const OptionSet& options);
 
-/// `head`, and `text` behind it in lines of help's width; further lines begin after `indent` spaces. Ends with '\n'.
+/// `head`, then `text` in lines of help's width; further lines begin after `indent` spaces. Ends with '\n'.
 std::string wrapped_help(std::string head, std::string_view text, std::size_t indent);
 
 /// The options by section, with defaults, wrapped for a terminal.
