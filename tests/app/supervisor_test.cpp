@@ -84,6 +84,9 @@ TEST(Supervisor, ALostRankIsKilledAndTheOthersHaveADeadline) {
 
 TEST(Supervisor, AfterTheFirstRequestRanksHaveADeadline) {
     Supervised ranks({.until_stopped = milliseconds(300)}, {deaf, stopped, deaf});
+    siginfo_t state{};  // a request that comes before the rank has stopped itself would end it
+    ASSERT_EQ(::waitid(P_PID, static_cast<id_t>(ranks.pids[1]), &state, WSTOPPED | WEXITED | WNOWAIT), 0);
+    ASSERT_EQ(state.si_code, CLD_STOPPED);
     ranks.tell("step");
     ::kill(::getpid(), SIGTERM);
     const std::vector<RankEnd> ends = ranks.run();
