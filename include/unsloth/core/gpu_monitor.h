@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <string>
 
@@ -28,7 +29,7 @@ class GpuMonitor {
 
   private:
     struct Nvml;
-    Nvml* nvml_ = nullptr;
+    std::unique_ptr<Nvml> nvml_;  ///< null: it cannot be asked
 };
 
 /// The driver's version, "580.65.06": by NVML, which sandboxes without the kernel's own files have, else by /proc,
