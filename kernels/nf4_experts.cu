@@ -22,6 +22,25 @@ template <bool kMxfp4>
 constexpr int stage_bytes = XTile::kBytes + row_tiles * tile_bytes_of<kMxfp4>;
 static_assert(XTile::kBytes % 16 == 0);
 
+/// A lane's sums are those of outputs n and n + 8.
+__device__ __forceinline__ void write_sums(const GroupedNf4& p, const ExpertTile& tile,
+                                           const float (&sums)[tokens / 8][4], int n, int lane) {
+    const auto* bias = static_cast<const __nv_bfloat16*>(p.bias.data);
+#pragma unroll
+    for (int i = 0; i < tokens / 8; ++i)
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            const int64_t row = int64_t{tile.first} + i * 8 + lane % 4 * 2 + j % 2;
+            const int column = n + j / 2 * 8;
+            if (row >= tile.end) continue;
+            __nv_bfloat16* out = static_cast<__nv_bfloat16*>(p.out.data) + row * p.out.stride + column;
+            float sum = sums[i][j];
+            if (bias != nullptr) sum += to_float(bias[tile.expert * p.bias.stride + column]);
+            if (p.accumulate) sum += to_float(*out);
+            *out = from_float<__nv_bfloat16>(sum);
+        }
+}
+
 template <bool kMxfp4>
 __global__ void __launch_bounds__(threads) grouped_nf4_kernel(const GroupedNf4 p, unsigned blocks_n) {
     extern __shared__ __align__(16) unsigned char bytes[];
@@ -97,21 +116,7 @@ __global__ void __launch_bounds__(threads) grouped_nf4_kernel(const GroupedNf4 p
     }
     cp_async_wait_group<0>();
     if (!has_work) return;
-    const auto* bias = static_cast<const __nv_bfloat16*>(p.bias.data);
-    const int n = (first_tile + row_tile) * spec::nf4_tile + strip * 16 + lane / 4;
-#pragma unroll
-    for (int i = 0; i < tokens / 8; ++i)
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-            const int64_t row = int64_t{tile.first} + i * 8 + lane % 4 * 2 + j % 2;
-            const int column = n + j / 2 * 8;
-            if (row >= tile.end) continue;
-            __nv_bfloat16* out = static_cast<__nv_bfloat16*>(p.out.data) + row * p.out.stride + column;
-            float sum = sums[i][j];
-            if (bias != nullptr) sum += to_float(bias[tile.expert * p.bias.stride + column]);
-            if (p.accumulate) sum += to_float(*out);
-            *out = from_float<__nv_bfloat16>(sum);
-        }
+    write_sums(p, tile, sums, (first_tile + row_tile) * spec::nf4_tile + strip * 16 + lane / 4, lane);
 }
 
 template <bool kMxfp4>

@@ -35,6 +35,44 @@ __device__ __forceinline__ void load_eight(const T* from, int count, float (&to)
 template <int D>
 constexpr int threads_of = D <= 128 ? 128 : 256;
 
+/// Who a thread is, and what its block makes.
+struct SplitPlace {
+    int lane, group, split, row, first_head, heads;
+};
+
+/// Joins the groups of lanes, in their order, to the block's part. `maxima`, `sums` and `outs` are in shared memory.
+template <int D, int G, int groups>
+__device__ __forceinline__ void write_part(const PagedAttention& a, float (&maxima)[groups][G],
+                                           float (&sums)[groups][G], float (&outs)[groups][G][D],
+                                           const float (&row_max)[G], const float (&row_sum)[G],
+                                           const float (&out)[G][8], const SplitPlace& here) {
+    const int lane = here.lane, group = here.group, column = lane * 8;
+#pragma unroll
+    for (int g = 0; g < G; ++g) {
+        if (lane == 0) maxima[group][g] = row_max[g], sums[group][g] = row_sum[g];
+#pragma unroll
+        for (int i = 0; i < 8; ++i) outs[group][g][column + i] = out[g][i];
+    }
+    __syncthreads();
+    for (int at = threadIdx.x; at < here.heads * D; at += threads_of<D>) {
+        const int g = at / D, c = at % D;
+        if (c >= a.head_dim) continue;
+        float highest = -INFINITY, sum = 0.0f, x = 0.0f;
+        for (int other = 0; other < groups; ++other) highest = fmaxf(highest, maxima[other][g]);
+        const float base = highest == -INFINITY ? 0.0f : highest;
+        for (int other = 0; other < groups; ++other) {
+            const float share = expf(maxima[other][g] - base);
+            sum += sums[other][g] * share;
+            x += outs[other][g][c] * share;
+        }
+        float* part =
+            a.parts + ((static_cast<int64_t>(here.row) * a.heads + here.first_head + g) * a.splits + here.split) *
+                          (a.head_dim + 2);
+        part[c] = x;
+        if (c == 0) part[a.head_dim] = highest, part[a.head_dim + 1] = sum;
+    }
+}
+
 template <class T, int D, int G, bool Vectors>
 __global__ void __launch_bounds__(threads_of<D>) split_kernel(PagedAttention a) {
     constexpr int threads = threads_of<D>, lanes = D / 8, groups = threads / lanes, keys_at_once = page_tokens / groups;
@@ -110,29 +148,7 @@ __global__ void __launch_bounds__(threads_of<D>) split_kernel(PagedAttention a) 
             }
         }
     }
-#pragma unroll
-    for (int g = 0; g < G; ++g) {
-        if (lane == 0) maxima[group][g] = row_max[g], sums[group][g] = row_sum[g];
-#pragma unroll
-        for (int i = 0; i < 8; ++i) outs[group][g][column + i] = out[g][i];
-    }
-    __syncthreads();
-    for (int at = threadIdx.x; at < heads * D; at += threads) {
-        const int g = at / D, c = at % D;
-        if (c >= a.head_dim) continue;
-        float highest = -INFINITY, sum = 0.0f, x = 0.0f;
-        for (int other = 0; other < groups; ++other) highest = fmaxf(highest, maxima[other][g]);
-        const float base = highest == -INFINITY ? 0.0f : highest;
-        for (int other = 0; other < groups; ++other) {
-            const float share = expf(maxima[other][g] - base);
-            sum += sums[other][g] * share;
-            x += outs[other][g][c] * share;
-        }
-        float* part =
-            a.parts + ((static_cast<int64_t>(row) * a.heads + first_head + g) * a.splits + split) * (a.head_dim + 2);
-        part[c] = x;
-        if (c == 0) part[a.head_dim] = highest, part[a.head_dim + 1] = sum;
-    }
+    write_part<D, G>(a, maxima, sums, outs, row_max, row_sum, out, {lane, group, split, row, first_head, heads});
 }
 
 /// A block a row and head: the parts of its keys, in their order.
