@@ -185,6 +185,11 @@ Floors floors_of(const BenchedModel& benched, const Ceilings& rates, const std::
             ms * tower / rates.compute};
 }
 
+weights::DiskStream::Counts disk_counts(const model::Model& model) {
+    const weights::LayerPrefetcher* const images = model.parts().network.weight_provider->images();
+    return images != nullptr && images->disk() != nullptr ? images->disk()->counts() : weights::DiskStream::Counts{};
+}
+
 engine_api::BenchResult bench_step(const config::LoadedConfig& loaded, const engine_api::BenchRequest& request) {
     const int64_t batch = request.batch, seq = request.seq;
     if (request.min_seq > seq)
@@ -205,14 +210,9 @@ engine_api::BenchResult bench_step(const config::LoadedConfig& loaded, const eng
     say_what_comes(request, planner::describe_keep(load.run), warmup, predicted_ms);
     StepTimer timer(benched, loaded.config, lengths, nullptr, request.accumulate, nullptr, images);
     timer.run(warmup);
-    const auto disk_counts = [&] {
-        const weights::LayerPrefetcher* const images = benched.model().parts().network.weight_provider->images();
-        return images != nullptr && images->disk() != nullptr ? images->disk()->counts()
-                                                              : weights::DiskStream::Counts{};
-    };
-    const weights::DiskStream::Counts before = disk_counts();
+    const weights::DiskStream::Counts before = disk_counts(benched.model());
     const StepTimes times = timer.run(request.steps);
-    const weights::DiskStream::Counts after = disk_counts();
+    const weights::DiskStream::Counts after = disk_counts(benched.model());
     if (const std::string& trace = loaded.config.logging.profile; !trace.empty())
         ops::profile(ctx, trace, [&] { timer.run(1); });
     const int64_t peak = device.is_cuda() ? memory::peak_allocated_bytes(device) : plan.total_bytes();

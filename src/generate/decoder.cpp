@@ -394,8 +394,7 @@ void require_finite(const Completion& answer, const std::string& what) {
 
 int64_t cache_bytes_per_token(const spec::ModelSpec& spec, at::ScalarType dtype, bool in_8_bit) {
     const int64_t head = in_8_bit ? spec.head_dim + 1 : spec.head_dim * static_cast<int64_t>(c10::elementSize(dtype));
-    const auto layers = std::ranges::count(spec.layers, false, &spec::LayerSpec::crosses);
-    return 2 * layers * spec.num_kv_heads * head;
+    return 2 * std::ranges::count(spec.layers, false, &spec::LayerSpec::crosses) * spec.num_kv_heads * head;
 }
 
 }  // namespace unsloth::generate

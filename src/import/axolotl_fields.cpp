@@ -369,8 +369,12 @@ void add_other_trainings(PeerRows& rows) {
                "reward_funcs",
                "save_name_prefix",
                "future_timeout"},
-              off, "training.objective says what is learnt; this is not part of it")
-        .only({"dpo_beta"}, off, "rl_beta is preference.beta")
+              off, "training.objective says what is learnt; this is not part of it");
+}
+
+void add_preferences_and_ranks(PeerRows& rows) {
+    const auto& off = PeerRows::off;
+    rows.only({"dpo_beta"}, off, "rl_beta is preference.beta")
         .any({"precompute_ref_log_probs"}, "the reference's log-probabilities are made once, before the first step")
         .any({"dpo_use_liger_kernel", "dpo_padding_free", "dpo_use_logits_to_keep"},
              "rows are not padded, and logits are made of targets alone, some rows at a time")
@@ -402,6 +406,7 @@ const std::vector<PeerField>& axolotl_fields() {
         add_optimizer(rows);
         add_reports(rows);
         add_other_trainings(rows);
+        add_preferences_and_ranks(rows);
         return rows.take();
     }();
     return table;

@@ -172,8 +172,11 @@ void add_swift_rlhf_fields(PeerRows& rows) {
               "move_model_batches",
               "offload_optimizer",
               "offload_model"},
-             engine)
-        .any({"wandb_log_unique_prompts"}, "grpo.log_completions writes all of them to completions.jsonl")
+             engine);
+}
+
+void add_swift_grpo_fields(PeerRows& rows) {
+    rows.any({"wandb_log_unique_prompts"}, "grpo.log_completions writes all of them to completions.jsonl")
         .any({"log_entropy", "log_rollout_offpolicy_metrics"}, "metrics have the entropy, and the sampler's difference")
         .only({"async_generate"}, unset, "a generation batch is sampled by the weights that its first step starts from")
         .only({"structured_outputs_regex"}, unset,
@@ -195,8 +198,12 @@ void add_swift_rlhf_fields(PeerRows& rows) {
         .only({"sdar_loss_coef"}, {nullptr, 0}, "no teacher's loss is added")
         .any({"sdar_gate_beta"}, "it is for sdar_loss_coef")
         .any({"real_tau", "fipo_decay_rate", "fipo_clip_range", "fipo_clip_high_only", "fipo_safety_threshold"},
-             "it is for loss_type real or fipo")
-        .only({"teacher_model", "teacher_adapters", "teacher_model_server"}, unset,
+             "it is for loss_type real or fipo");
+}
+
+/// Of teachers, reward models and references, and what is for another objective.
+void add_swift_teacher_fields(PeerRows& rows) {
+    rows.only({"teacher_model", "teacher_adapters", "teacher_model_server"}, unset,
               "training.objective distill learns from a teacher, and grpo does not")
         .any({"teacher_model_type", "teacher_model_revision", "teacher_deepspeed", "offload_teacher_model",
               "teacher_tag_key", "teacher_kl_coef", "gkd_logits_topk", "lmbda", "seq_kd", "sft_alpha"},
@@ -265,6 +272,8 @@ const std::vector<PeerField>& swift_fields() {
         add_swift_data_fields(rows);
         add_swift_training_fields(rows);
         add_swift_rlhf_fields(rows);
+        add_swift_grpo_fields(rows);
+        add_swift_teacher_fields(rows);
         return rows.take();
     }();
     return table;

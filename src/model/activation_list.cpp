@@ -131,6 +131,23 @@ void ActivationList::experts(LayerSaved& a, const Statistic& statistic, const Ma
     statistic("experts' u_down", {t, k * layout_[Group::experts_down].r}, dtype_, true, e.u_down_T);
 }
 
+/// Of norms after attention and the MLP, and of DoRA.
+template <class Statistic, class Matrix>
+void ActivationList::branches(LayerSaved& a, const Statistic& statistic, const Matrix& matrix, bool rest,
+                              bool crosses) {
+    const int64_t d = spec_.hidden_size;
+    if (spec_.norms_after()) {
+        matrix("branch_o", d, rest, a.branch_o_tD, Rows::slice);
+        statistic("rstd_o", {slice_}, at::kFloat, rest, a.rstd_o_t, Rows::slice);
+        matrix("branch_down", d, true, a.branch_down_tD, Rows::slice);  // as u_down
+        statistic("rstd_down", {slice_}, at::kFloat, true, a.rstd_down_t, Rows::slice);
+    }
+    if (!layout_.dora) return;
+    if (!crosses) matrix("z_qkv", layout_[Group::qkv].n, rest, a.z_qkv_TN);
+    matrix("z_o", d, rest, a.z_o_tD, Rows::slice);
+    matrix("z_down", d, true, a.z_down_tD, Rows::slice);
+}
+
 void ActivationList::saved(int64_t i, LayerSaved& a, MovedLayer& moved) {
     const int64_t t = sizes_.tokens, d = spec_.hidden_size, heads = spec_.num_heads, kv_heads = spec_.num_kv_heads;
     const spec::LayerPlan& plan = run_.layers.at(static_cast<std::size_t>(i));
@@ -204,16 +221,7 @@ void ActivationList::saved(int64_t i, LayerSaved& a, MovedLayer& moved) {
         statistic("u_down", {t, layout_[Group::down].r}, dtype_, true,
                   a.u_down_TR);  // so that a recompute ends before the activation
     }
-    if (spec_.norms_after()) {
-        matrix("branch_o", d, rest, a.branch_o_tD, Rows::slice);
-        statistic("rstd_o", {slice_}, at::kFloat, rest, a.rstd_o_t, Rows::slice);
-        matrix("branch_down", d, true, a.branch_down_tD, Rows::slice);  // as u_down
-        statistic("rstd_down", {slice_}, at::kFloat, true, a.rstd_down_t, Rows::slice);
-    }
-    if (!layout_.dora) return;
-    if (!crosses) matrix("z_qkv", layout_[Group::qkv].n, rest, a.z_qkv_TN);
-    matrix("z_o", d, rest, a.z_o_tD, Rows::slice);
-    matrix("z_down", d, true, a.z_down_tD, Rows::slice);
+    branches(a, statistic, matrix, rest, crosses);
 }
 
 void ActivationList::scratch(Scratch& s) {
@@ -330,60 +338,6 @@ void ActivationList::head(HeadBuffers& h, std::vector<at::Tensor>& objective) {
     if (!layout_.tp.alone())
         add({"lm_head", "statistics of logits", {layout_.tp.size * 3 * run_.head_tile}, at::kFloat, phase},
             h.statistics);
-}
-
-void ActivationList::tokens(TokenBuffers& b, std::vector<at::Tensor>& objective) {
-    const int64_t t = sizes_.tokens;
-    const auto ints = [&](const char* name, int64_t count, at::Tensor& tensor, Rows rows = Rows::fixed) {
-        own({"tokens", name, {count}, at::kInt, memory::always, rows}, tensor);
-    };
-    ints("ids", t, b.ids_T, Rows::tokens);
-    ints("positions", t, b.positions_T, Rows::tokens);
-    if (sizes_.dropout || sizes_.noise) {
-        ints("rows", t, b.row_T, Rows::tokens);
-        ints("offsets", t, b.offset_T, Rows::tokens);
-    }
-    const auto by_axes = [](const spec::RopeSpec& rope) { return rope.by_axes(); };
-    if (std::ranges::any_of(spec_.ropes, by_axes)) ints("positions on axes", 3 * t, b.axes);
-    if (sizes_.image_rows(spec_) > 0) sight(b);
-    if (sizes_.noise) own({"tokens", "noise", {t}, at::kFloat, memory::always, Rows::tokens}, b.noise_T);
-    ints("target index", sizes_.head_rows, b.target_index_n);
-    ints("target ids", sizes_.head_rows, b.target_ids_n);
-    if (sizes_.training) ints("places of targets", sizes_.copies * t, b.target_places);
-    if (sizes_.trains_embedding) {
-        ints("token order", slice_, b.order_t, Rows::slice);
-        ints("distinct ids", t, b.unique_u);
-        ints("run starts", t + 1, b.starts_u1);
-    }
-    ints("segment offsets", sizes_.segments + 1, b.q_offsets);
-    if (sizes_.keys > 0) {
-        ints("key offsets", sizes_.segments + 1, b.k_offsets);
-        ints("keys' tokens", sizes_.keys, b.key_tokens);
-        if (sizes_.training) ints("places of keys", sizes_.copies * std::max(t, sizes_.all_keys), b.key_places);
-    }
-    if (sizes_.adapters > 0) ints("adapters of tokens", t, b.adapter_T, Rows::tokens);
-    if (sizes_.cache_tokens > 0) {
-        ints("cache slots", t, b.slots_T, Rows::tokens);
-        ints("lengths of rows", sizes_.segments, b.lengths_S);
-        ints("pages of rows", sizes_.segments * ops::pages_of(sizes_.longest_context()), b.pages);
-    }
-    of_objective(ObjectiveBuffer::Life::input, objective);
-    b.ropes.resize(spec_.ropes.size());
-    for (std::size_t i = 0; i < b.ropes.size(); ++i) {
-        const auto of_rope = [&](const char* what, c10::SmallVector<int64_t, 2> sizes, Rows rows, at::Tensor& tensor) {
-            const Name name(what, i == 0 ? Name::Of::all : Name::Of::rope, static_cast<int64_t>(i));
-            own({"tokens", name, std::move(sizes), at::kFloat, memory::always, rows}, tensor);
-        };
-        const int64_t pairs = spec_.rotary_dim(spec_.ropes[i]) / 2;
-        of_rope("inverse frequencies", {pairs}, Rows::fixed, b.ropes[i].inv_freq_p);
-        if (spec_.ropes[i].by_axes()) ints("axes of frequencies", pairs, b.ropes[i].axis_p);
-        of_rope("cos", {t, pairs}, Rows::tokens, b.ropes[i].cos_Tp);
-        of_rope("sin", {t, pairs}, Rows::tokens, b.ropes[i].sin_Tp);
-        if (spec_.ropes[i].query_beta == 0.0) continue;
-        of_rope("queries' multipliers", {t}, Rows::tokens, b.ropes[i].query_T);
-        of_rope("queries' cos", {t, pairs}, Rows::tokens, b.ropes[i].query_cos_Tp);
-        of_rope("queries' sin", {t, pairs}, Rows::tokens, b.ropes[i].query_sin_Tp);
-    }
 }
 
 void ActivationList::cache(int64_t layer, ops::KvCache& of) {

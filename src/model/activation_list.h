@@ -95,6 +95,8 @@ class ActivationList {
     void cross(int64_t layer, LayerSaved& a, const Statistic& statistic, const Matrix& matrix, bool kept);
     template <class Statistic, class Matrix>
     void experts(LayerSaved& a, const Statistic& statistic, const Matrix& matrix, spec::Keep keeps);
+    template <class Statistic, class Matrix>
+    void branches(LayerSaved& a, const Statistic& statistic, const Matrix& matrix, bool rest, bool crosses);
 
     /// The most columns of a dense MLP's activation, with its adapters'; 0: every layer has experts.
     int64_t mlp_columns() const {

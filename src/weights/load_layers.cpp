@@ -22,6 +22,18 @@ int64_t most_linears(const spec::ModelSpec& spec) {
     return static_cast<int64_t>(most);
 }
 
+/// A group's weights in full training: views of the masters.
+std::vector<StoredWeight> views_of(const Parameters& masters, const MatrixGroup& group, int layer) {
+    std::vector<StoredWeight> projections;
+    for (const Slice& slice : group.slices) {
+        const at::Tensor whole_NK =
+            masters.value(*masters.table().find(spec::TensorRole::linear, slice.id(layer), Parameter::Kind::base));
+        for (const RowRun& run : row_runs(slice.part))
+            projections.emplace_back(columns_of(whole_NK.narrow(0, run.whole, run.rows), slice.part));
+    }
+    return projections;
+}
+
 /// 4-bit weights that were quantised by their reader: the one number that is kept on the host becomes the reader's for
 /// everyone. `linears`: the most of a layer.
 void share_nested_offsets(std::vector<StoredLayer>& layers, at::Device device,
@@ -278,16 +290,7 @@ std::unique_ptr<WeightProvider> BasePlan::load_layers(ops::Context& ctx, const B
             stored = load_image(ctx, memory_at(image->slot_memory, {}), layer, /*reads=*/false);
             read_offsets(image->image, layer, stored);
         } else if (!lies_ready(layer) && masters != nullptr) {
-            for (const Group g : layout_.groups_of(layer)) {
-                std::vector<StoredWeight> projections;
-                for (const Slice& slice : layout_[g].slices) {
-                    const at::Tensor whole_NK = masters->value(
-                        *masters->table().find(spec::TensorRole::linear, slice.id(layer), Parameter::Kind::base));
-                    for (const RowRun& run : row_runs(slice.part))
-                        projections.emplace_back(columns_of(whole_NK.narrow(0, run.whole, run.rows), slice.part));
-                }
-                stored.groups[g] = std::move(projections);
-            }
+            for (const Group g : layout_.groups_of(layer)) stored.groups[g] = views_of(*masters, layout_[g], layer);
         } else if (!lies_ready(layer)) {
             at::Tensor held;  // undefined where all of it stays in the file's map
             if (const int64_t bytes = image_bytes(layer); bytes > 0)

@@ -33,10 +33,7 @@ void declare_source(OptionSet& options, DataSource& source) {
         .suggested_for({"num_samples", "max_rows", "limit"});
 }
 
-}  // namespace
-
-void declare_data(OptionSet& options, DataOptions& data) {
-    options.section("data", "Data", "Rows to train and to evaluate on.", OnResume::immutable);
+void declare_files(OptionSet& options, DataOptions& data) {
     options
         .add("train_file", data.train_file,
              "Training rows: a file (JSON Lines, JSON array, CSV, TSV, plain text, each also as .gz or .zst; Parquet, "
@@ -93,6 +90,10 @@ void declare_data(OptionSet& options, DataOptions& data) {
              "Rows of the training data held out for evaluation: below 1 a fraction, else a number; 0: none.")
         .at_least(0)
         .suggested_for({"test_size", "val_set_size", "eval_size"});
+}
+
+/// How a file is read.
+void declare_rows(OptionSet& options, DataOptions& data) {
     options.add_choice(
         "format", data.format, row_formats(),
         "What a row holds: input_ids; instruction, input, output; messages; conversations; prompt, completion; "
@@ -129,6 +130,10 @@ void declare_data(OptionSet& options, DataOptions& data) {
         "chat_template_kwargs", data.chat_template_kwargs,
         "Variables of the chat template, such as {\"enable_thinking\": false}. A row's own columns win, and "
         "over these its column chat_template_kwargs.");
+}
+
+/// What a row becomes.
+void declare_examples(OptionSet& options, DataOptions& data) {
     options.add("train_on_prompt", data.train_on_prompt, "Prompts have labels too, not only completions.")
         .not_with("data.train_on_last_turn_only")
         .not_with("training.objective", {"dpo", "orpo", "kto", "decision"})
@@ -181,6 +186,15 @@ void declare_data(OptionSet& options, DataOptions& data) {
         .at_least(0)
         .at_most(100000)
         .on_resume(OnResume::mutable_);
+}
+
+}  // namespace
+
+void declare_data(OptionSet& options, DataOptions& data) {
+    options.section("data", "Data", "Rows to train and to evaluate on.", OnResume::immutable);
+    declare_files(options, data);
+    declare_rows(options, data);
+    declare_examples(options, data);
 }
 
 }  // namespace unsloth::config

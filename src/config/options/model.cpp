@@ -21,10 +21,8 @@ std::vector<std::string> all_projections() {
     return {spec::projection_names.begin(), spec::projection_names.begin() + spec::separate_projections};
 }
 
-}  // namespace
-
-void declare_model(OptionSet& options, ModelOptions& model) {
-    options.section("model", "Model", "The frozen base model, and an adapter to continue from.");
+/// The base's weights.
+void declare_base(OptionSet& options, ModelOptions& model) {
     options
         .add("path", model.path,
              "A Hugging Face checkpoint folder, a .safetensors file, or a Hugging Face hub id (ORG/NAME, "
@@ -66,6 +64,10 @@ void declare_model(OptionSet& options, ModelOptions& model) {
         .not_with("lora.finetuning_type", {"full"})
         .because("full training updates the weights that it would freeze")
         .on_resume(OnResume::immutable);
+}
+
+/// What it computes in.
+void declare_types(OptionSet& options, ModelOptions& model) {
     options.add_choice("dtype", model.dtype, compute_types(), "Type of activations and of the GEMMs' operands.")
         .shorthand("model", "bf16", "bfloat16")
         .shorthand("model", "fp16", "float16")
@@ -112,6 +114,10 @@ void declare_model(OptionSet& options, ModelOptions& model) {
         .because(cat("it ", why_not_dora(spec::CodedProducts::dx)))
         .error("option.unsupported")
         .on_resume(OnResume::logged);
+}
+
+/// An adapter to continue from, and the positions.
+void declare_lengths(OptionSet& options, ModelOptions& model) {
     options
         .add("adapter_name_or_path", model.adapter_name_or_path,
              "PEFT adapter folder, or id on the hub, to continue from. Its own configuration gives r, alpha, patterns "
@@ -152,6 +158,10 @@ void declare_model(OptionSet& options, ModelOptions& model) {
         .synonym(nullptr, Json::object())
         .alias("training", "rope_scaling")
         .on_resume(OnResume::immutable);
+}
+
+/// Where it is held.
+void declare_places(OptionSet& options, ModelOptions& model) {
     declare_device_map(options.add_object(
         "device_map", model.device_map,
         "Device of each part of the frozen model. It changes no bit of the results, except for small matmuls of layers "
@@ -181,6 +191,16 @@ void declare_model(OptionSet& options, ModelOptions& model) {
              "tokenizer and generation_config.json have them.")
         .synonym(nullptr, Json::object())
         .on_resume(OnResume::immutable);
+}
+
+}  // namespace
+
+void declare_model(OptionSet& options, ModelOptions& model) {
+    options.section("model", "Model", "The frozen base model, and an adapter to continue from.");
+    declare_base(options, model);
+    declare_types(options, model);
+    declare_lengths(options, model);
+    declare_places(options, model);
 }
 
 void declare_device_map(Option& map) {
@@ -243,8 +263,9 @@ void declare_serve_grid(OptionSet& options, LoraOptions& lora) {
         .error("parallel.unsupported");
 }
 
-void declare_lora(OptionSet& options, LoraOptions& lora) {
-    options.section("lora", "LoRA", "Which weights are trained. Names and meaning are PEFT's.", OnResume::immutable);
+namespace {
+
+void declare_adapters(OptionSet& options, LoraOptions& lora) {
     options.add_choice("finetuning_type", lora.finetuning_type,
                        {{"lora", FinetuningType::lora}, {"full", FinetuningType::full}},
                        "lora trains adapters on a frozen base; full trains all weights of a 16 or 32-bit model.");
@@ -286,6 +307,9 @@ void declare_lora(OptionSet& options, LoraOptions& lora) {
         .because("full training has no adapters")
         .not_with("lora.use_dora", {true})
         .because("the tower's adapters have no magnitudes");
+}
+
+void declare_adapted_modules(OptionSet& options, LoraOptions& lora) {
     options
         .add("target_modules", lora.target_modules,
              "Projections that get an adapter. In a model of experts only attention's have one by default.")
@@ -322,6 +346,10 @@ void declare_lora(OptionSet& options, LoraOptions& lora) {
         .not_with("lora.finetuning_type", {"full"})
         .because("full training has no adapters");
     declare_serve_grid(options, lora);
+}
+
+/// Which layers have adapters, and LoRA+.
+void declare_adapter_rates(OptionSet& options, LoraOptions& lora) {
     options.add("layers_to_transform", lora.layers_to_transform, "Layers that get adapters, counted from 0; null: all.")
         .at_least(0)
         .not_with("lora.finetuning_type", {"full"})
@@ -346,6 +374,15 @@ void declare_lora(OptionSet& options, LoraOptions& lora) {
         .not_with("training.learning_rate", {0})
         .because("it scales that rate")
         .on_resume(OnResume::logged);
+}
+
+}  // namespace
+
+void declare_lora(OptionSet& options, LoraOptions& lora) {
+    options.section("lora", "LoRA", "Which weights are trained. Names and meaning are PEFT's.", OnResume::immutable);
+    declare_adapters(options, lora);
+    declare_adapted_modules(options, lora);
+    declare_adapter_rates(options, lora);
 }
 
 }  // namespace unsloth::config

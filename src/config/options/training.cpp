@@ -84,6 +84,10 @@ void declare_passes(OptionSet& options, TrainingOptions& training) {
         .at_least(0)
         .suggested_for({"random_seed", "random_state"})
         .on_resume(OnResume::immutable);
+}
+
+/// What passes keep, and where.
+void declare_activations(OptionSet& options, TrainingOptions& training) {
     options
         .add_choice("gradient_checkpointing", training.gradient_checkpointing,
                     {{"auto", GradientCheckpointing::automatic},
@@ -143,10 +147,7 @@ void declare_passes(OptionSet& options, TrainingOptions& training) {
         .on_resume(OnResume::logged);
 }
 
-}  // namespace
-
-void declare_training(OptionSet& options, TrainingOptions& training) {
-    options.section("training", "Training", "The run: batches, length, optimizer, schedule, what is written when.");
+void declare_task(OptionSet& options, TrainingOptions& training) {
     options.add("output_dir", training.output_dir, "Folder for the adapter, the metrics and the run's configuration.")
         .path("DIR")
         .most_used("Folder of the results")
@@ -176,6 +177,9 @@ void declare_training(OptionSet& options, TrainingOptions& training) {
         .at_least(0)
         .only_with("training.objective", {"decision"})
         .on_resume(OnResume::immutable);
+}
+
+void declare_batches(OptionSet& options, TrainingOptions& training) {
     options
         .add("per_device_train_batch_size", training.per_device_train_batch_size,
              "Rows of a micro-batch on one device.")
@@ -215,6 +219,9 @@ void declare_training(OptionSet& options, TrainingOptions& training) {
         .synonym(true, "auto")
         .synonym(false, "as_given")
         .on_resume(OnResume::logged);
+}
+
+void declare_schedule(OptionSet& options, TrainingOptions& training) {
     options.add("num_train_epochs", training.num_train_epochs, "Passes over the data; may be a fraction.")
         .most_used("Passes over the rows")
         .above(0)
@@ -266,8 +273,18 @@ void declare_training(OptionSet& options, TrainingOptions& training) {
         .at_least(0)
         .at_most(1)
         .on_resume(OnResume::logged);
+}
+
+}  // namespace
+
+void declare_training(OptionSet& options, TrainingOptions& training) {
+    options.section("training", "Training", "The run: batches, length, optimizer, schedule, what is written when.");
+    declare_task(options, training);
+    declare_batches(options, training);
+    declare_schedule(options, training);
     declare_optimizer(options, training);
     declare_passes(options, training);
+    declare_activations(options, training);
     declare_saving(options, training);
 }
 

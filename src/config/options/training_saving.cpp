@@ -72,9 +72,7 @@ void declare_upload(OptionSet& options, TrainingOptions& training) {
         .on_resume(OnResume::mutable_);
 }
 
-}  // namespace
-
-void declare_saving(OptionSet& options, TrainingOptions& training) {
+void declare_evaluations(OptionSet& options, TrainingOptions& training) {
     options.add("eval_on_start", training.eval_on_start, "Evaluate before the first step too.")
         .needs(evaluation_rows)
         .error("option.no-evaluation")
@@ -102,6 +100,9 @@ void declare_saving(OptionSet& options, TrainingOptions& training) {
         .error("option.no-evaluation")
         .on_resume(OnResume::logged);
     declare_best(options, training);
+}
+
+void declare_checkpoints(OptionSet& options, TrainingOptions& training) {
     options
         .add(
             "save_steps", training.save_steps,
@@ -158,6 +159,9 @@ void declare_saving(OptionSet& options, TrainingOptions& training) {
         .not_with("training.resume_from_checkpoint")
         .because("a run either resumes or starts afresh")
         .on_resume(OnResume::mutable_);
+}
+
+void declare_reports(OptionSet& options, TrainingOptions& training) {
     options
         .add("logging_steps", training.logging_steps,
              "Log metrics every N steps; below 1: a share of the run's steps, rounded up.")
@@ -211,6 +215,9 @@ void declare_saving(OptionSet& options, TrainingOptions& training) {
         .at_least(1)
         .at_most(1e9)
         .on_resume(OnResume::mutable_);
+}
+
+void declare_resuming(OptionSet& options, TrainingOptions& training) {
     options
         .add("resume_from_checkpoint", training.resume_from_checkpoint,
              "auto: resume from the newest complete checkpoint in output_dir, or start if there is none. true: resume; "
@@ -221,6 +228,15 @@ void declare_saving(OptionSet& options, TrainingOptions& training) {
         .suggested_for({"resume"})
         .on_resume(OnResume::mutable_);
     declare_upload(options, training);
+}
+
+}  // namespace
+
+void declare_saving(OptionSet& options, TrainingOptions& training) {
+    declare_evaluations(options, training);
+    declare_checkpoints(options, training);
+    declare_reports(options, training);
+    declare_resuming(options, training);
 }
 
 }  // namespace unsloth::config
