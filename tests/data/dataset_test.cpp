@@ -6,7 +6,6 @@
 #include <limits>
 #include <map>
 #include <set>
-#include <tuple>
 
 #include "data/toy.h"
 #include "unsloth/core/log.h"
@@ -15,7 +14,6 @@ namespace unsloth::data {
 namespace {
 
 using Ints = std::vector<int32_t>;
-const toy::Encoder encoder;
 
 /// A file of text rows "row N" with different lengths; `replace` gives other lines for some rows.
 std::string rows_with(int count, const std::map<int, std::string>& replace = {}) {
@@ -27,14 +25,6 @@ std::string rows_with(int count, const std::map<int, std::string>& replace = {})
         text += "\n";
     }
     return text;
-}
-
-/// What a load logs.
-template <class Action>
-std::string logged(Action&& action) {
-    testing::internal::CaptureStderr();
-    action();
-    return testing::internal::GetCapturedStderr();
 }
 
 bool same(const Dataset& a, const Dataset& b) {
@@ -53,17 +43,18 @@ TEST(Dataset, KeepsTheFilesOrderForAnyNumberOfWorkers) {
     const auto path = folder.write("a.jsonl", rows_with(1000));
     DatasetOptions options;
     options.workers = 1;
-    const Dataset one = Dataset::load(path, options, &encoder);
+    const Dataset one = Dataset::load(path, options, &toy::encoder);
     ASSERT_EQ(one.size(), 1000);
     for (int64_t i = 0; i < one.size(); ++i) {
-        const EncodedRow expected = encoder.text(cat("row ", i, std::string(static_cast<std::size_t>(i % 5), '.')));
+        const EncodedRow expected =
+            toy::encoder.text(cat("row ", i, std::string(static_cast<std::size_t>(i % 5), '.')));
         EXPECT_EQ(one.row(i), i);
         EXPECT_EQ(one.sample(i).ids, expected.ids);
         EXPECT_EQ(one.tokens(i), static_cast<int64_t>(expected.ids.size()));
         EXPECT_EQ(one.targets(i), one.tokens(i) - 1);
     }
     options.workers = 7;
-    EXPECT_TRUE(same(one, Dataset::load(path, options, &encoder)));
+    EXPECT_TRUE(same(one, Dataset::load(path, options, &toy::encoder)));
 }
 
 TEST(Dataset, Statistics) {
@@ -75,7 +66,7 @@ TEST(Dataset, Statistics) {
     DatasetOptions options;
     options.max_seq_length = 4;
     Dataset data;
-    const std::string log = logged([&] { data = Dataset::load(path, options, nullptr); });
+    const std::string log = toy::logged([&] { data = Dataset::load(path, options, nullptr); });
     toy::expect_contains(log,
                          {"JSON Lines, rows of format tokenized (columns input_ids)", "cut 1 of 3 rows at 4 tokens"});
     EXPECT_EQ(data.stats().rows, 3);
@@ -112,7 +103,8 @@ TEST(Dataset, TheFirstBadRowStopsTheRunWithItsLine) {
     DatasetOptions options;
     for (const int workers : {1, 4}) {
         options.workers = workers;
-        const std::string what = toy::message_of("data.row-syntax", [&] { Dataset::load(path, options, &encoder); });
+        const std::string what =
+            toy::message_of("data.row-syntax", [&] { Dataset::load(path, options, &toy::encoder); });
         EXPECT_EQ(what.rfind(cat(path.string(), ":73: not valid JSON: column"), 0), 0u) << what;
         toy::expect_contains(what, {"skip_invalid"});
     }
@@ -125,7 +117,7 @@ TEST(Dataset, BadRowsAreSkippedAndCounted) {
     DatasetOptions options;
     options.skip_bad_rows = true;
     Dataset data;
-    std::string log = logged([&] { data = Dataset::load(path, options, &encoder); });
+    std::string log = toy::logged([&] { data = Dataset::load(path, options, &toy::encoder); });
     EXPECT_EQ(data.size(), 397);
     EXPECT_EQ(data.stats().bad_rows, 3);
     EXPECT_EQ(data.row(0), 1);
@@ -134,7 +126,7 @@ TEST(Dataset, BadRowsAreSkippedAndCounted) {
 
     for (int row = 100; row < 200; ++row) bad[row] = "{}";
     const auto worse = folder.write("b.jsonl", rows_with(400, bad));
-    log = logged([&] { data = Dataset::load(worse, options, &encoder); });
+    log = toy::logged([&] { data = Dataset::load(worse, options, &toy::encoder); });
     toy::expect_contains(log, {"skipped 103 bad of 400 rows", "b.jsonl:103: ", "..."});
     EXPECT_EQ(log.find("b.jsonl:104:"), std::string::npos);  // only the first five
     EXPECT_EQ(data.size(), 297);
@@ -145,11 +137,11 @@ TEST(Dataset, WhatTheTemplateRefusesIsABadRow) {
     const std::string good = R"({"messages": [{"role": "assistant", "content": "b"}]})";
     const auto path =
         folder.write("a.jsonl", good + "\n" + R"({"messages": [{"role": "tool", "content": "b"}]})" + "\n");
-    toy::expect_contains(toy::message_of("template.failed", [&] { Dataset::load(path, {}, &encoder); }),
+    toy::expect_contains(toy::message_of("template.failed", [&] { Dataset::load(path, {}, &toy::encoder); }),
                          {"a.jsonl:2: the template knows no role \"tool\""});
     DatasetOptions options;
     options.skip_bad_rows = true;
-    EXPECT_EQ(Dataset::load(path, options, &encoder).stats().bad_rows, 1);
+    EXPECT_EQ(Dataset::load(path, options, &toy::encoder).stats().bad_rows, 1);
 }
 
 TEST(Dataset, RowsWithAllLabelsMaskedAreRefusedWithCountAndLines) {
@@ -171,7 +163,7 @@ TEST(Dataset, RowsWithAllLabelsMaskedAreRefusedWithCountAndLines) {
     DatasetOptions options;
     options.skip_bad_rows = true;
     Dataset data;
-    const std::string log = logged([&] { data = Dataset::load(path, options, &empty); });
+    const std::string log = toy::logged([&] { data = Dataset::load(path, options, &empty); });
     EXPECT_EQ(data.size(), 93);
     EXPECT_EQ(data.stats().masked_rows, 7);
     EXPECT_EQ(data.stats().bad_rows, 0);
@@ -187,7 +179,7 @@ TEST(Dataset, AnswersThatAreCutOffAreNamedAsTheCause) {
     const auto path = folder.write("a.jsonl", R"({"instruction": "a long prompt", "output": "yes"})");
     DatasetOptions options;
     options.max_seq_length = 8;
-    toy::expect_contains(toy::message_of("data.all-masked", [&] { Dataset::load(path, options, &encoder); }),
+    toy::expect_contains(toy::message_of("data.all-masked", [&] { Dataset::load(path, options, &toy::encoder); }),
                          {"a.jsonl:1: all labels are masked", "1 of them since they were cut", "max_seq_length"});
 }
 
@@ -200,11 +192,12 @@ TEST(Dataset, FilesWithoutUsableRows) {
     DatasetOptions options;
     options.skip_bad_rows = true;
     const auto unknown = folder.write("b.jsonl", "{\"foo\": 1}\n{\"foo\": 2}\n");
-    toy::expect_contains(toy::message_of("data.unknown-format", [&] { Dataset::load(unknown, options, &encoder); }),
-                         {"b.jsonl:1: cannot tell the format", "foo"});
+    toy::expect_contains(
+        toy::message_of("data.unknown-format", [&] { Dataset::load(unknown, options, &toy::encoder); }),
+        {"b.jsonl:1: cannot tell the format", "foo"});
     const auto bad = folder.write("c.jsonl", "{\"text\": 1}\n{\"text\": 2}\n");
     toy::expect_contains(
-        toy::message_of("data.no-usable-rows", [&] { Dataset::load(bad, options, &encoder); }),
+        toy::message_of("data.no-usable-rows", [&] { Dataset::load(bad, options, &toy::encoder); }),
         {"c.jsonl", "none of its 2 rows can be used", "2 bad", "the first: ", "c.jsonl:1: ", "\"text\""});
 }
 
@@ -213,126 +206,13 @@ TEST(Dataset, TheNamedFormatWinsOverTheColumns) {
     const auto path = folder.write("a.jsonl", R"({"text": "hello", "instruction": "a", "output": "b"})");
     DatasetOptions options;
     options.format = config::DataFormat::text;
-    EXPECT_EQ(Dataset::load(path, options, &encoder).sample(0).ids, encoder.text("hello").ids);
+    EXPECT_EQ(Dataset::load(path, options, &toy::encoder).sample(0).ids, toy::encoder.text("hello").ids);
     options.format = config::DataFormat::messages;
-    toy::expect_contains(toy::message_of("data.missing-column", [&] { Dataset::load(path, options, &encoder); }),
+    toy::expect_contains(toy::message_of("data.missing-column", [&] { Dataset::load(path, options, &toy::encoder); }),
                          {"a.jsonl:1:", "\"messages\" is missing"});
     options.format = config::DataFormat::automatic;
     toy::expect_contains(toy::message_of("tokenizer.not-found", [&] { Dataset::load(path, options, nullptr); }),
                          {"need a tokenizer"});
-}
-
-/// What a run trains of a data set: {row, token before, target}.
-std::multiset<std::tuple<int64_t, int32_t, int32_t>> targets_of(const Dataset& data) {
-    std::multiset<std::tuple<int64_t, int32_t, int32_t>> targets;
-    for (int64_t i = 0; i < data.size(); ++i) {
-        const Sample sample = data.sample(i);
-        for (std::size_t t = 1; t < sample.ids.size(); ++t)
-            if (sample.positions[t] != 0 && sample.labels[t] != ignore_label)
-                targets.emplace(data.row(i), sample.ids[t - 1], sample.labels[t]);
-    }
-    return targets;
-}
-
-TEST(LongRows, PiecesTrainEveryTokenOnce) {
-    const toy::Folder folder;
-    std::string text, tokenized;
-    for (int row = 0; row < 40; ++row) {
-        std::string ids, labels, positions, letters;
-        for (int t = 0; t < row; ++t) {
-            const char* const comma = t == 0 ? "" : ", ";
-            letters += cat("<", t, ">");
-            ids += cat(comma, t);
-            labels += cat(comma, t % 7 < 3 ? -100 : t + 1);
-            positions += cat(comma, t % 11);  // segments of 11 tokens
-        }
-        text += cat("{\"text\": \"", letters, "\"}\n");
-        if (row > 4)
-            tokenized +=
-                cat("{\"input_ids\": [", ids, "], \"labels\": [", labels, "], \"position_ids\": [", positions, "]}\n");
-    }
-    for (const auto& [name, content] : {std::pair("a.jsonl", text), std::pair("b.jsonl", tokenized)}) {
-        const auto path = folder.write(name, content);
-        DatasetOptions options;
-        const Dataset whole = Dataset::load(path, options, &encoder);
-        options.long_rows = config::LongRows::split;
-        for (const int64_t limit : {2, 3, 7, 11, 12, 64}) {
-            options.max_seq_length = limit;
-            const Dataset data = Dataset::load(path, options, &encoder);
-            EXPECT_EQ(targets_of(data), targets_of(whole)) << name << " " << limit;
-            EXPECT_EQ(data.stats().trained_tokens, whole.stats().trained_tokens) << name << " " << limit;
-            EXPECT_LE(data.stats().longest, limit);
-            EXPECT_EQ(data.stats().truncated_rows, 0);
-            EXPECT_EQ(data.stats().rows - data.stats().pieces + data.stats().split_rows, whole.stats().rows);
-            for (int64_t i = 0; i < data.size(); ++i) {
-                EXPECT_EQ(data.sample(i).positions[0], 0);
-                EXPECT_GT(data.targets(i), 0);
-                EXPECT_EQ(data.piece(i), i > 0 && data.row(i) == data.row(i - 1) ? data.piece(i - 1) + 1 : 0);
-            }
-        }
-    }
-}
-
-TEST(LongRows, PlainTextIsSplitAndOtherRowsAreCutUnlessToldOtherwise) {
-    const toy::Folder folder;
-    const auto text = folder.write("a.txt", "abcdefghijkl\n\nxyz");
-    const auto alpaca = folder.write("b.jsonl", R"({"instruction": "a", "output": "bcdefghijklmnop"})");
-    DatasetOptions options;
-    options.max_seq_length = 8;
-    const Dataset split = Dataset::load(text, options, &encoder);
-    ASSERT_EQ(split.size(), 3);  // BOS + 12 + EOS: 8 and, after the last of these, 6
-    EXPECT_EQ(split.sample(0).ids, [] {
-        Ints ids{toy::bos};
-        for (const int32_t id : toy::bytes("abcdefg")) ids.push_back(id);
-        return ids;
-    }());
-    EXPECT_EQ(split.sample(1).ids.front(), toy::bytes("g").front());
-    EXPECT_EQ(split.sample(1).ids.back(), toy::eos);
-    EXPECT_EQ(split.stats().split_rows, 1);
-    EXPECT_EQ(split.stats().pieces, 2);
-    EXPECT_EQ(Dataset::load(alpaca, options, &encoder).stats().truncated_rows, 1);
-
-    options.long_rows = config::LongRows::truncate;
-    EXPECT_EQ(Dataset::load(text, options, &encoder).stats().truncated_rows, 1);
-    options.long_rows = config::LongRows::split;
-    EXPECT_EQ(Dataset::load(alpaca, options, &encoder).stats().trained_tokens, 16);
-    options.long_rows = config::LongRows::drop;
-    Dataset data;
-    const std::string log = logged([&] { data = Dataset::load(text, options, &encoder); });
-    EXPECT_EQ(data.size(), 1);
-    EXPECT_EQ(data.stats().long_rows, 1);
-    toy::expect_contains(log, {"left out 1 of 2 rows of more than 8 tokens", "a.txt:1"});
-    toy::expect_contains(toy::message_of("data.no-usable-rows", [&] { Dataset::load(alpaca, options, &encoder); }),
-                         {"none of its 1 rows can be used", "1 too long"});
-}
-
-TEST(LongRows, APieceWithoutATargetIsNoRow) {
-    const toy::Folder folder;
-    DatasetOptions options;
-    options.max_seq_length = 8;
-    options.long_rows = config::LongRows::split;
-    // The prompt alone fills two pieces.
-    const Dataset data = Dataset::load(folder.write("a.jsonl", R"({"instruction": "twelve bytes", "output": "yes"})"),
-                                       options, &encoder);
-    EXPECT_EQ(data.size(), 1);
-    EXPECT_EQ(data.stats().trained_tokens, 4);
-    EXPECT_EQ(data.stats().masked_rows, 0);
-}
-
-TEST(LongRows, PiecesOfARowStayOnOneSideOfASplit) {
-    const toy::Folder folder;
-    std::string text;
-    for (int row = 0; row < 30; ++row) text += "many bytes that make several pieces\n\n";
-    DatasetOptions options;
-    options.max_seq_length = 8;
-    const auto [train, held_out] = Dataset::load(folder.write("a.txt", text), options, &encoder).split(10, 3);
-    std::set<int64_t> rows[2];
-    for (int64_t i = 0; i < train.size(); ++i) rows[0].insert(train.row(i));
-    for (int64_t i = 0; i < held_out.size(); ++i) rows[1].insert(held_out.row(i));
-    EXPECT_EQ(rows[0].size(), 20u);
-    EXPECT_EQ(rows[1].size(), 10u);
-    for (const int64_t row : rows[1]) EXPECT_FALSE(rows[0].contains(row));
-    EXPECT_EQ(train.stats().split_rows, 20);
 }
 
 TEST(Dataset, TheFingerprintSeesAllThatIsTrained) {

@@ -126,4 +126,14 @@ inline std::vector<data::Sample> samples(int64_t count, int64_t spread) {
     return result;
 }
 
+inline const Encoder encoder;
+
+/// What the action logs.
+template <class Action>
+std::string logged(Action&& action) {
+    testing::internal::CaptureStderr();
+    action();
+    return testing::internal::GetCapturedStderr();
+}
+
 }  // namespace unsloth::toy

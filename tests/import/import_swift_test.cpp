@@ -15,6 +15,36 @@ import::ImportedConfig swift_grpo(const std::string& rest) {
     return swift_of("rlhf_type: grpo\nreward_funcs: [score]\nexternal_plugins: plugin.py\n" + rest);
 }
 
+void expect_options_of_grpo(const config::GrpoOptions& grpo) {
+    EXPECT_EQ(grpo.num_generations, 16);
+    EXPECT_EQ(grpo.num_iterations, 2);
+    EXPECT_EQ(grpo.steps_per_generation, 8);
+    EXPECT_EQ(grpo.max_completion_length, 1024);
+    EXPECT_EQ(grpo.beta, 0.01);
+    EXPECT_EQ(grpo.temperature, 0.7);
+    EXPECT_EQ(grpo.top_p, 0.9);
+    EXPECT_EQ(grpo.top_k, 50);
+    EXPECT_EQ(grpo.min_p, 0.05);
+    EXPECT_EQ(grpo.repetition_penalty, 1.1);
+    EXPECT_EQ(grpo.loss_type, PolicyLossType::dapo);
+    EXPECT_EQ(grpo.epsilon, 0.1);
+    EXPECT_EQ(grpo.epsilon_high, 0.28);
+    EXPECT_EQ(grpo.delta, 1.5);
+    EXPECT_EQ(grpo.scale_rewards, config::RewardScale::batch);
+    EXPECT_EQ(grpo.importance_sampling_level, RatioLevel::sequence);
+    EXPECT_TRUE(grpo.mask_truncated_completions);
+    EXPECT_EQ(grpo.top_entropy_quantile, 0.5);
+    EXPECT_EQ(grpo.sampler_correction, SamplerCorrection::token_mask);
+    EXPECT_EQ(grpo.sampler_clip_max, 3.0);
+    EXPECT_EQ(grpo.off_policy_mask_threshold, 0.5);
+    EXPECT_FALSE(grpo.use_bias_correction_kl);
+    EXPECT_TRUE(grpo.log_completions);
+    EXPECT_EQ(Json::parse(grpo.rewards), Json::parse(R"([{"py": "plugin.py:gsm8k_accuracy", "style": "swift"},
+        {"py": "swift.rewards.orm:format", "style": "swift"},
+        {"overlong": {"cache": 128, "max_length": 1024}, "name": "soft_overlong"}])"));
+    EXPECT_EQ(Json::parse(grpo.reward_weights), Json({1, 0.5, 0.1}));
+}
+
 TEST(ImportSwift, Grpo) {
     const import::ImportedConfig imported = import_text(R"(
 rlhf_type: grpo
@@ -65,7 +95,6 @@ deepspeed: zero2_offload
     EXPECT_EQ(imported.program, "ms-swift 4.6.0");
     EXPECT_EQ(imported.losses, std::vector<std::string>{}) << all(imported.losses);
     const config::Config config = loaded(imported).config;
-    const config::GrpoOptions& grpo = config.grpo;
     EXPECT_EQ(config.training.objective, config::Objective::grpo);
     EXPECT_EQ(config.model.path, "models/llama");
     EXPECT_TRUE(config.model.load_in_4bit);
@@ -81,33 +110,7 @@ deepspeed: zero2_offload
     EXPECT_TRUE(config.data.skip_bad_rows);
     EXPECT_EQ(config.data.columns, (Columns{{"solution", "answer"}}));
     EXPECT_CONTAINS(imported.json, "\"enable_thinking\": false");
-    EXPECT_EQ(grpo.num_generations, 16);
-    EXPECT_EQ(grpo.num_iterations, 2);
-    EXPECT_EQ(grpo.steps_per_generation, 8);
-    EXPECT_EQ(grpo.max_completion_length, 1024);
-    EXPECT_EQ(grpo.beta, 0.01);
-    EXPECT_EQ(grpo.temperature, 0.7);
-    EXPECT_EQ(grpo.top_p, 0.9);
-    EXPECT_EQ(grpo.top_k, 50);
-    EXPECT_EQ(grpo.min_p, 0.05);
-    EXPECT_EQ(grpo.repetition_penalty, 1.1);
-    EXPECT_EQ(grpo.loss_type, PolicyLossType::dapo);
-    EXPECT_EQ(grpo.epsilon, 0.1);
-    EXPECT_EQ(grpo.epsilon_high, 0.28);
-    EXPECT_EQ(grpo.delta, 1.5);
-    EXPECT_EQ(grpo.scale_rewards, config::RewardScale::batch);
-    EXPECT_EQ(grpo.importance_sampling_level, RatioLevel::sequence);
-    EXPECT_TRUE(grpo.mask_truncated_completions);
-    EXPECT_EQ(grpo.top_entropy_quantile, 0.5);
-    EXPECT_EQ(grpo.sampler_correction, SamplerCorrection::token_mask);
-    EXPECT_EQ(grpo.sampler_clip_max, 3.0);
-    EXPECT_EQ(grpo.off_policy_mask_threshold, 0.5);
-    EXPECT_FALSE(grpo.use_bias_correction_kl);
-    EXPECT_TRUE(grpo.log_completions);
-    EXPECT_EQ(Json::parse(grpo.rewards), Json::parse(R"([{"py": "plugin.py:gsm8k_accuracy", "style": "swift"},
-        {"py": "swift.rewards.orm:format", "style": "swift"},
-        {"overlong": {"cache": 128, "max_length": 1024}, "name": "soft_overlong"}])"));
-    EXPECT_EQ(Json::parse(grpo.reward_weights), Json({1, 0.5, 0.1}));
+    expect_options_of_grpo(config.grpo);
     EXPECT_CONTAINS(all(imported.notes), "format is imported from ms-swift: grpo.reward_python names an interpreter");
     EXPECT_CONTAINS(all(imported.notes), "weighs the divergence of beta too there");
 }
