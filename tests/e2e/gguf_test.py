@@ -183,9 +183,11 @@ class Gguf(EndToEnd):
         return done.stdout.decode()
 
     def test_models_of_every_architecture_and_type(self):
+        # What a type makes of a matrix does not depend on the architecture, but for odd sizes and numbers of experts.
+        kinds = {name: TYPES if name in ("llama", "odd", "qwen3_moe") else ("f16", "q4_k_m") for name in MODELS}
         for name in MODELS:
             folder = self.write_model(name)
-            for kind in TYPES:
+            for kind in kinds[name]:
                 with self.subTest(f"{name} {kind}"):
                     out = self.export("--model", folder, "--type", kind, out=f"{name}.{kind}.gguf")
                     self.assertIn("all equal", self.refer("model", folder, out, kind))

@@ -36,7 +36,7 @@ class SteadyMemory(EndToEnd):
     def test_anonymous_memory_stays_where_it_was_after_fifty_steps(self):
         # Rows of any length: no two steps want buffers of the same sizes.
         draw = random.Random(1)
-        rows = [{"input_ids": [draw.randrange(128) for _ in range(draw.randrange(2, 500))]} for _ in range(1000)]
+        rows = [{"input_ids": [draw.randrange(128) for _ in range(draw.randrange(2, 250))]} for _ in range(1000)]
         arguments = self.train_arguments(
             support.model(support.LLAMA | {"max_position_embeddings": 512}),
             support.write_rows(self.folder / "rows.jsonl", rows),

@@ -57,7 +57,7 @@ class Terminal(EndToEnd):
         sentence = "The supplier pays the agreed sum within thirty days of the invoice. "
         rows = write_rows(self.folder / "rows.jsonl", [{"text": f"{n}. {sentence * 8}"} for n in range(30000)])
         held_out = write_rows(self.folder / "eval.jsonl", [{"text": f"{n}. {sentence}"} for n in range(12)])
-        for columns in (40, 60, 80, 200):
+        for columns in (40, 80, 200):
             with self.subTest(columns=columns):
                 text = self.at_terminal(
                     columns,
@@ -94,7 +94,7 @@ class Terminal(EndToEnd):
                 steps = [line for line in lines if "loss" in line]
                 for line in steps:
                     self.assertRegex(line, r"[1-4]/4  loss \d+\.\d+ .* ?left \d\d:\d\d$")
-                    if columns >= 60:
+                    if columns > 40:
                         self.assertRegex(line, r"^\[#*\.*\] ")
                     if columns != 80:
                         self.assertEqual("grad norm" in line, columns == 200, line)
