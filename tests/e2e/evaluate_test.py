@@ -20,7 +20,7 @@ from support import (
     read_safetensors,
     write_rows,
 )
-from probes_test import stopping_model
+from generate_probe_test import stopping_model
 
 ADAPTER = "adapter_model.safetensors"
 

@@ -1,6 +1,9 @@
 """What the tests of merge and quantize share: kinds of adapters, and merging them."""
 
-from support import EndToEnd, LOGITS_TOLERANCE
+import lzma
+import shutil
+
+from support import EndToEnd, GOLDEN, LOGITS_TOLERANCE
 
 PATTERNS = [
     "--r",
@@ -43,3 +46,11 @@ class Merging(EndToEnd):
         )
         self.assertGreater(self.distance(adapted, plain), 100 * LOGITS_TOLERANCE, "the adapter must matter")
         self.assertLess(self.distance(adapted, found), LOGITS_TOLERANCE)
+
+    def golden_sixteen_bit(self, name="sixteen"):
+        source = GOLDEN / "models" / "small_llama" / "bf16"
+        folder = self.folder / name
+        folder.mkdir()
+        shutil.copy(source / "config.json", folder)
+        (folder / "model.safetensors").write_bytes(lzma.decompress((source / "model.safetensors.xz").read_bytes()))
+        return folder
