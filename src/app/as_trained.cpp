@@ -110,7 +110,7 @@ void compare_others(const CommandLine& line) {
         config::LoadedConfig here{line.loaded.config, {}, {}};
         if (const auto other = config::take_options(here, *run, {config::base_precision()}); !other.empty())
             log::warning("adapter ", several[i].first, " was trained with ", listed(other),
-                         ": the base has other values here than it learnt to correct");
+                         ": the base has other values here than it learned to correct");
     }
 }
 

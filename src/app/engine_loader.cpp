@@ -64,7 +64,7 @@ std::unique_ptr<engine_api::Engine> load_engine() {
     const auto path = own_executable().parent_path() / engine_file;
     if (!std::filesystem::exists(path))
         throw Error("library.cannot-load", cat("the engine ", path.string(), " is missing"),
-                    "It lies beside the executable; scripts/build.sh makes both.");
+                    "It lies next to the executable; scripts/build.sh makes both.");
     void* const library = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (library == nullptr) throw not_loaded(path, ::dlerror());
     auto* const create = reinterpret_cast<decltype(&unsloth_create_engine)>(::dlsym(library, entry_name));

@@ -45,7 +45,7 @@ void describe_values(const MergeRequest& request, const formats::WeightFile& bas
               as_named ? "weights rounded as --precision says" : words_for(into), as_named ? "" : how);
     if (formats::trained_with_precision(formats::resolve_model_path(request.adapter)) != as_named)
         log::warning("the adapter was trained ", as_named ? "without" : "with", " model.precision, and is merged ",
-                     as_named ? "with" : "without", " --precision: other values than it learnt to correct");
+                     as_named ? "with" : "without", " --precision: other values than it learned to correct");
     Values trained = Values::plain;
     std::string was = "in 16/32 bit", advice;
     switch (formats::trained_on(formats::resolve_model_path(request.adapter), adapter)) {
@@ -77,7 +77,7 @@ void describe_values(const MergeRequest& request, const formats::WeightFile& bas
     }
     if (trained != into && !as_named)
         log::warning("the adapter was trained on ", adapter.base_model_name_or_path, " ", was, ", and is merged into ",
-                     words_for(into), ": other values than it learnt to correct", advice);
+                     words_for(into), ": other values than it learned to correct", advice);
     if (base.spec.tie_word_embeddings && !adapter.lora.modules_to_save.empty())
         log::warning(
             "embed_tokens and lm_head are tied in the base, and the adapter trained copies of them (modules_to_save): "

@@ -46,7 +46,7 @@ void require_answers(const NewRequest& request) {
         if (answer.empty()) missing += cat(missing.empty() ? "" : ", ", question.flag);
     if (!missing.empty() && ::isatty(STDIN_FILENO) == 0)
         throw Error("option.missing", cat("new needs ", missing),
-                    "Standard input is no terminal, so nobody can be asked. --gpu here means this machine.");
+                    "Standard input is no terminal, so no one can be asked. --gpu here means this machine.");
 }
 
 std::string read_answer(const Question& question) {

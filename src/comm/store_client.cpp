@@ -27,7 +27,7 @@ StoreClient::StoreClient(const Rendezvous& rendezvous, Clock::time_point give_up
         socket_ = connect_to(rendezvous_.address, answer);
         if (socket_.open() && shake_hands(give_up)) return;
         if (Clock::now() >= give_up)
-            throw StoreGone(socket_.open() ? "the store does not let this rank in" : "nobody listens");
+            throw StoreGone(socket_.open() ? "the store does not let this rank in" : "no one listens");
         std::this_thread::sleep_for(pause);
     }
 }

@@ -35,7 +35,7 @@ struct Welcome {
     uint32_t seals;  ///< 1: frames carry MACs
     Digest nonce, proof;
 };
-static_assert(sizeof(Hello) == 52 && sizeof(Welcome) == 76, "they go over the wire as they lie in memory");
+static_assert(sizeof(Hello) == 52 && sizeof(Welcome) == 76, "they go over the wire as they are in memory");
 
 inline constexpr std::array<char, 8> wire_magic{'u', 'n', 's', 'l', 'o', 't', 'h', '1'};
 

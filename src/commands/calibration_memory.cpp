@@ -63,7 +63,7 @@ session::PassesPlan plan_measuring(const config::LoadedConfig& loaded, const ses
     throw Error(
         "memory.host-plan-too-large",
         cat("not enough host memory: the residual streams of ", rows.rows().stats().tokens, " calibration tokens take ",
-            human_bytes(memory.streams), " beside the model, and ", human_bytes(left), " may be taken"),
+            human_bytes(memory.streams), " next to the model, and ", human_bytes(left), " may be taken"),
         cat("Give rows of at most ", tokens, " tokens together in --calibration."));
 }
 

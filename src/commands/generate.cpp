@@ -230,7 +230,7 @@ void chat(const engine_api::GenerateRequest& request, const session::PromptEncod
           int64_t context) {
     if (encoder.guessed())
         log::warning("chat template ", encoder.chat_template().name(),
-                     " is a guess: the model has none, and nobody named the one that it learnt (--template NAME)");
+                     " is a guess: the model has none, and no one named the one that it learned (--template NAME)");
     else
         log::info("chat template ", encoder.chat_template().name());
     nlohmann::ordered_json messages = nlohmann::ordered_json::array();

@@ -78,7 +78,7 @@ config::LoadedConfig config_of(const fs::path& run, const train::Anomaly& anomal
     const fs::path file = run / "run_config.json";
     if (!fs::exists(file))
         throw Error("run.not-a-run", cat(run.string(), " holds no run: there is no run_config.json"),
-                    "An anomaly's file lies in the folder of its run: RUN/anomalies/step-N.json.");
+                    "An anomaly's file is in the folder of its run: RUN/anomalies/step-N.json.");
     if (train::config_hash(read_file(file)) != anomaly.config)
         log::warning(file.string(), " is not the configuration under which step ", anomaly.step,
                      " was taken: the run went on with another one");

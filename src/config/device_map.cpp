@@ -35,8 +35,7 @@ DeviceMap::Entry DeviceMap::read_key(const std::string& key) {
         const std::string range = key.substr(layers.size());
         if (range.find('.') != std::string::npos)
             throw Error("model.device-map",
-                        cat(option, ": '", key, "' is a part of a layer: a layer lies in one place as a whole"),
-                        advice);
+                        cat(option, ": '", key, "' is a part of a layer: a layer is in one place as a whole"), advice);
         const std::size_t dash = range.find('-');
         const auto first = whole_number(range.substr(0, dash));
         const auto last = dash == std::string::npos ? first : whole_number(range.substr(dash + 1));
@@ -74,7 +73,7 @@ DeviceMap::DeviceMap(const ModelOptions& model) {
         }
         if (entry.part == Entry::Part::embedding && entry.place == spec::Place::disk)
             throw Error("model.device-map",
-                        cat(option, ": '", key, "' cannot lie on the disk: single rows of it are read"),
+                        cat(option, ": '", key, "' cannot be on the disk: single rows of it are read"),
                         "Put it on the GPU or in host memory (\"cpu\").");
     }
     gpus_ = static_cast<int>(gpus.size());
@@ -86,7 +85,7 @@ DeviceMap::DeviceMap(const ModelOptions& model) {
     for (const Entry& entry : entries_)
         if (entry.gpu < 0)
             throw Error("model.device-map",
-                        cat(option, ": '", entry.key, "' does not lie on a GPU, in a map over ", gpus_,
+                        cat(option, ": '", entry.key, "' is not on a GPU, in a map over ", gpus_,
                             " of them, each of which holds its layers"),
                         "Name GPUs alone, or one GPU with \"cpu\" and \"disk\".");
 }

@@ -310,7 +310,7 @@ AugmentResult augment_rows(const config::Config& config, const AugmentRequest& r
 std::string describe(const AugmentResult& result) {
     std::string text =
         cat(grouped(result.read), " rows read",
-            result.bad > 0 ? cat(", ", grouped(result.bad), " of them bad and left out") : "", "; ",
+            result.bad > 0 ? cat(", ", grouped(result.bad), " of them bad and omitted") : "", "; ",
             grouped(result.kept), " to train on, ", grouped(result.held_out), " held out for evaluation");
     for (const AugmentCounts& copies : result.copies)
         text +=

@@ -140,7 +140,7 @@ std::optional<DecodeBatch> open_cache_file(const std::filesystem::path& path) {
     store->words = {reinterpret_cast<const int32_t*>(bytes.data() + sizeof header), header.words};
     store->records = {reinterpret_cast<const RowRecord*>(tail), header.records};
     const auto sound = [&](const RowRecord& row) { return is_sound(row, header.words); };
-    if (!std::all_of(store->records.begin(), store->records.end(), sound)) return damaged("a row lies outside of it");
+    if (!std::all_of(store->records.begin(), store->records.end(), sound)) return damaged("a row is outside of it");
     auto report = from_json(bytes_of(tail + header.records * sizeof(RowRecord), header.report_bytes));
     if (!report) return damaged("its report is not sound");
     return DecodeBatch{std::move(store), std::move(*report)};

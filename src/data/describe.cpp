@@ -11,9 +11,9 @@ std::string describe(const Dataset& dataset) {
             percent(stats.trained_tokens, stats.tokens), " of them trained, longest row ", grouped(stats.longest));
     if (stats.truncated_rows > 0) text += cat("; cut: ", grouped(stats.truncated_rows));
     if (stats.split_rows > 0) text += cat("; split: ", grouped(stats.split_rows), " into ", grouped(stats.pieces));
-    if (stats.long_rows > 0) text += cat("; left out as too long: ", grouped(stats.long_rows));
-    if (stats.masked_rows > 0) text += cat("; left out with all labels masked: ", grouped(stats.masked_rows));
-    if (stats.duplicate_rows > 0) text += cat("; left out as duplicates: ", grouped(stats.duplicate_rows));
+    if (stats.long_rows > 0) text += cat("; omitted as too long: ", grouped(stats.long_rows));
+    if (stats.masked_rows > 0) text += cat("; omitted with all labels masked: ", grouped(stats.masked_rows));
+    if (stats.duplicate_rows > 0) text += cat("; omitted as duplicates: ", grouped(stats.duplicate_rows));
     if (stats.bad_rows > 0) text += cat("; skipped as bad: ", grouped(stats.bad_rows));
     return text;
 }

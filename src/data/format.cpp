@@ -120,7 +120,7 @@ RowFormatter::RowFormatter(config::DataFormat format, const RowOptions& options,
     if (format != config::DataFormat::tokenized && encoder == nullptr)
         throw Error("tokenizer.not-found",
                     cat("rows of format ", format_name(format), " need a tokenizer, and the model folder has none"),
-                    "Put the model's tokenizer.json beside its weights, or bring rows {input_ids, labels}.");
+                    "Put the model's tokenizer.json next to its weights, or bring rows {input_ids, labels}.");
 }
 
 /// Whether the objective learns from rows of the format.
@@ -139,7 +139,8 @@ void RowFormatter::check_kind() const {
             "data.wrong-objective",
             cat("rows of format preference (chosen, rejected) are for training.objective dpo or orpo, and it is ",
                 traits.name),
-            "To fine-tune on the chosen answers alone: data.columns: {\"completion\": \"chosen\"} beside a column "
+            "To fine-tune on the chosen answers alone: data.columns: {\"completion\": \"chosen\"} together with a "
+            "column "
             "prompt.");
     if (traits.examples == ExampleKind::pairs && format != DataFormat::preference && format != DataFormat::tokenized)
         throw Error("data.wrong-objective",

@@ -48,13 +48,13 @@ class JsonArray : public RowReader {
             next = peek();
             if (next == ']') refuse("a comma stands before the closing bracket");
         } else if (next != ']' && !first_) {
-            refuse("expected a comma or the closing bracket behind an element");
+            refuse("expected a comma or the closing bracket after an element");
         }
         first_ = false;
         if (next == ']') {
             window_.skip(1);
             ended_ = true;
-            if (peek(/*at_end=*/true) != '\0') refuse("something stands behind the closing bracket");
+            if (peek(/*at_end=*/true) != '\0') refuse("something follows the closing bracket");
             return false;
         }
         record.line = line_;

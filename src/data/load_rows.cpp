@@ -136,13 +136,15 @@ std::string doubt_text(RowDoubt doubt, const std::string& subject) {
             return cat("have a prompt and an answer that are texts, so that data.template ", subject,
                        " is not applied to them; write them as messages for it, or leave data.template out");
         case RowDoubt::unread_system:
-            return "have a column \"system\" beside a text, which is trained as it is, so the model does not see the "
+            return "have a column \"system\" together with a text, which is trained as it is, so the model does not "
+                   "see the "
                    "column; write it into the text, or the prompt as messages";
         case RowDoubt::unread_history:
             return "have a column \"history\", which is read with a column instruction alone, so the model does not "
                    "see it; write its turns into the prompt, or into the messages";
         case RowDoubt::unread_tools:
-            return "have a column \"tools\" beside a text, which is trained as it is, so the model does not see the "
+            return "have a column \"tools\" together with a text, which is trained as it is, so the model does not see "
+                   "the "
                    "column; write the tools into the text, or the prompt as messages";
         case RowDoubt::unread_media:
             return "have columns images, videos or audios that no message has a place for, so the model does not see "
@@ -160,10 +162,10 @@ std::vector<std::string> warnings_of(const Losses& lost, int64_t rows, const std
         warnings.push_back(lost.bad > static_cast<int64_t>(lost.first_bad.size()) ? text + "\n  ..." : text);
     }
     if (lost.masked.count > 0)
-        warnings.push_back(cat(name, ": left out ", lost.masked.count, " of ", rows,
+        warnings.push_back(cat(name, ": omitted ", lost.masked.count, " of ", rows,
                                " rows whose labels are all masked: ", list_places(lost.masked)));
     if (lost.too_long.count > 0)
-        warnings.push_back(cat(name, ": left out ", lost.too_long.count, " of ", rows, " rows of more than ",
+        warnings.push_back(cat(name, ": omitted ", lost.too_long.count, " of ", rows, " rows of more than ",
                                options.max_seq_length,
                                " tokens (data.overflow_strategy: drop): ", list_places(lost.too_long)));
     if (lost.repaired.count > 0)

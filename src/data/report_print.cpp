@@ -122,7 +122,7 @@ std::string samples_text(const DataReport& report, const tokenizer::Tokenizer* t
     if (report.samples.empty()) return {};
     std::string text = marks == Marks::colour
                            ? "Rows as the model sees them: what is trained is green, what is masked is faint.\n"
-                           : "Rows as the model sees them: what is trained stands between \u27e6 and \u27e7.\n";
+                           : "Rows as the model sees them: what is trained is between \u27e6 and \u27e7.\n";
     for (const auto& [set, sample] : report.samples) {
         int64_t trained = 0;
         for (const auto& [begin, end] : target_ranges(sample)) trained += end - begin;

@@ -155,7 +155,7 @@ Error no_such_split(const std::string& named, const Paths& files, const std::str
         if (names.size() <= shown_names) known += cat(known.empty() ? "" : ", ", name);
     return Error("data.no-files", cat(named, ": none of its ", files.size(), " files belongs to the split ", split),
                  cat(known.empty() ? "" : cat("Its files are of ", known, ". "), "Files of a split are named such as ",
-                     split, "-00000.parquet or ", split, ".jsonl, or lie in a folder ", split, "/."));
+                     split, "-00000.parquet or ", split, ".jsonl, or be in a folder ", split, "/."));
 }
 
 /// A file is of the split that its name or one of its folders says; any is of train.

@@ -125,7 +125,7 @@ void check_packed(const TensorView& packed, const spec::Quant4View& view) {
     const std::string where = cat(packed.file->path().string(), ": tensor '", packed.name, "'");
     if (packed.dtype != spec::DType::u8 && !spec::is_floating(packed.dtype))
         throw Error("checkpoint.bad-quantization",
-                    cat(where, ": 4-bit codes lie in U8, BF16, F16 or F32, not in ", safetensors_name(packed.dtype)));
+                    cat(where, ": 4-bit codes are in U8, BF16, F16 or F32, not in ", safetensors_name(packed.dtype)));
     const auto bytes = static_cast<std::size_t>((view.elements() + 1) / 2);
     const bool is_column =
         std::count_if(packed.shape.begin(), packed.shape.end(), [](int64_t size) { return size != 1; }) <= 1;

@@ -44,7 +44,7 @@ std::map<std::string, std::string> read_weight_map(const fs::path& index) {
         if (shard.empty() || shard.find_first_of("/\\") != std::string::npos || shard.find("..") != std::string::npos ||
             shard.find('\0') != std::string::npos)
             throw Error("checkpoint.bad-index", cat(index.string(), ": weight_map.", item.key(), ": the shard name '",
-                                                    shard, "' is refused: a shard lies in the folder of its index"));
+                                                    shard, "' is refused: a shard is in the folder of its index"));
         if (!shard.ends_with(".safetensors"))
             throw Error(
                 "checkpoint.bad-index",
@@ -182,7 +182,7 @@ void Checkpoint::open_shards(const fs::path& index) {
         if (tensor == nullptr || tensor->file->path().filename() != shard)
             throw Error(
                 "checkpoint.bad-index",
-                cat(index.string(), ": tensor '", name, "' should lie in ", shard, ", but ",
+                cat(index.string(), ": tensor '", name, "' should be in ", shard, ", but ",
                     tensor == nullptr ? "is in no shard" : "lies in " + tensor->file->path().filename().string()));
     }
 }

@@ -123,7 +123,7 @@ Contents shards_without_index(const Names& shards) {
         return {cat("it holds one shard, ", shards.front(), ", without an index"), "Rename it to model.safetensors."};
     return {cat("it holds ", shards.size(), shards.size() == 1 ? " shard (" : " shards (", listed(shards),
                 ") without their index"),
-            "Copy or download model.safetensors.index.json beside them."};
+            "Copy or download model.safetensors.index.json next to them."};
 }
 
 Contents adapter_contents(const std::string& place, const std::string& base) {

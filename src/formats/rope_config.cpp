@@ -77,7 +77,7 @@ void read_rope_options(const JsonReader& rope, const spec::ModelSpec& spec, spec
     if (const auto theta = rope.number("rope_theta")) out.theta = *theta;
     if (family.axes != Family::Axes::none && !out.by_axes()) read_sections(rope, spec, out);
     if (out.by_axes() && out.by_length())
-        rope["rope_type"].refuse("a type that does not depend on the length, beside mrope_section");
+        rope["rope_type"].refuse("a type that does not depend on the length, together with mrope_section");
     if (out.type == Type::standard) return;
     out.original_max_position_embeddings = rope.integer(original_length_key).value_or(0);
     const bool by_ratio = out.type == Type::yarn || out.type == Type::longrope;

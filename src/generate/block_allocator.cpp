@@ -40,7 +40,7 @@ void BlockAllocator::ref(int32_t number) {
 
 void BlockAllocator::unref(int32_t number) {
     Page& page = at(number);
-    UNSLOTH_CHECK(page.holders > 0, "page ", number, " is released, and nobody holds it");
+    UNSLOTH_CHECK(page.holders > 0, "page ", number, " is released, and no one holds it");
     if (--page.holders > 0) return;
     page.place = free_.insert(page.text == 0 ? free_.begin() : free_.end(), number);
 }

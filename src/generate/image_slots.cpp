@@ -46,7 +46,7 @@ const ImageSlots::Taken& ImageSlots::at(int64_t first) const {
 
 void ImageSlots::release(int64_t first) {
     Taken& images = at(first);
-    UNSLOTH_CHECK(images.holders > 0, "slot ", first, " is released, and nobody holds it");
+    UNSLOTH_CHECK(images.holders > 0, "slot ", first, " is released, and no one holds it");
     --images.holders;
     if (images.holders == 0 && !images.has_keys)
         std::erase_if(taken_, [&](const Taken& other) { return other.first == first; });

@@ -103,7 +103,7 @@ void import_turn_ends(Importer& importer) {
     for (const std::string& token : ends) {
         if (ends_turn(token))
             importer.note("eot_tokens",
-                          cat(token, ": an answer is learnt with the token that ends it in the template"));
+                          cat(token, ": an answer is learned with the token that ends it in the template"));
         else
             importer.lose("eot_tokens", cat(token, ": the chat template says where a turn ends"));
     }

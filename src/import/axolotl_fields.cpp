@@ -93,7 +93,7 @@ void add_model(PeerRows& rows) {
         .only({"overrides_of_model_config", "model_config", "overrides_of_model_kwargs", "model_kwargs",
                "scaling_softmax", "scaling_softmax_factor", "scaling_softmax_bias"},
               off, "the model's own config.json is taken as it is; write it there")
-        .only({"tokenizer_config"}, off, "the tokenizer lies in the model's folder; put the other one's files there")
+        .only({"tokenizer_config"}, off, "the tokenizer is in the model's folder; put the other one's files there")
         .only({"tokenizer_use_mistral_common"}, nothing, "tokenizer.json or tokenizer.model is read")
         .only({"revision_of_model", "model_revision"}, {nullptr, "main"},
               "model.path ORG/NAME@REVISION names one of the hub")
@@ -184,7 +184,7 @@ void add_data(PeerRows& rows) {
         .means("dataset_exact_deduplication", "data.drop_duplicates", {}, {nullptr})
         .only({"dataset_shard_num", "dataset_shard_idx"}, off, "a run reads all rows; split the file")
         .aside({"push_dataset_to_hub"}, "nothing is uploaded")
-        .only({"min_sample_len", "max_prompt_len"}, off, "rows are left out by length only above model.max_seq_length")
+        .only({"min_sample_len", "max_prompt_len"}, off, "rows are omitted by length only above model.max_seq_length")
         .only({"eval_sequence_len"}, {nullptr}, "evaluation rows are cut at model.max_seq_length too")
         .only({"use_pose", "pose_split_on_token_ids", "pose_max_context_len", "pose_num_chunks"}, off,
               "positions are 0, 1, 2, …, or what a tokenised row says (position_ids)")

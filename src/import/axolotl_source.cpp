@@ -149,7 +149,7 @@ class AxolotlSource {
                 lose(field, cat(key, ": reasoning is read of reasoning_content, reasoning and thinking; rename it"));
         if (take("split_thinking").value_or(false) != false)
             lose("split_thinking",
-                 "contents stay whole; write what stands between <think> and </think> into a "
+                 "contents stay whole; write what is between <think> and </think> into a "
                  "member reasoning_content, unless the model's template looks for these marks");
     }
 
@@ -222,7 +222,7 @@ class AxolotlSource {
             const auto given = take(field);
             if (given && *given != value && *given != Json::array({"gpt"}))
                 lose(field, cat(shown(*given),
-                                ": an answer is learnt with the token that ends it, and nothing else; "
+                                ": an answer is learned with the token that ends it, and nothing else; "
                                 "data.train_on_prompt true is for all tokens"));
         }
         if (const auto roles = take("roles")) read_roles(*roles);

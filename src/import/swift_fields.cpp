@@ -85,7 +85,7 @@ void add_swift_data_fields(PeerRows& rows) {
         .only({"model_name", "model_author"}, unset, "texts of rows are taken as they are: write the name into them")
         .only({"decision_drop_instructions", "decision_subsample_options", "decision_state_as_text",
                "decision_shuffle_fields"},
-              {nullptr, 0, false}, "rows are learnt as they are")
+              {nullptr, 0, false}, "rows are learned as they are")
         .any({"agent_template", "template_backend"}, "the chat template writes tools")
         .only({"use_chat_template"}, {nullptr, true}, "data.format text reads rows {text} without a chat template")
         .only({"response_prefix"}, unset, "the chat template writes what answers begin with")

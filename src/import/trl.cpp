@@ -42,7 +42,7 @@ const std::vector<PeerField>& trl_fields() {
             .any({"use_bnb_nested_quant"}, "model.load_in_4bit quantises the scales too")
             .any({"preprocessing_num_workers"}, "all cores encode rows")
             .any({"dataset_streaming", "streaming", "ignore_bias_buffers"}, "rows are read as they come, into a cache")
-            .only({"tokenizer_name"}, {nullptr}, "the tokenizer lies in the model's folder")
+            .only({"tokenizer_name"}, {nullptr}, "the tokenizer is in the model's folder")
             .any({"fix_tokenizer", "model_patcher", "device_map_planner_kwargs", "temporary_location", "max_lora_rank",
                   "disable_log_stats", "gpu_memory_utilization", "fast_inference", "float8_kv_cache",
                   "unsloth_vllm_standby"},
@@ -175,7 +175,7 @@ void import_targets_of_conversations(Importer& importer) {
     if (importer.look("assistant_only_loss") == true || !importer.look("completion_only_loss").is_null()) return;
     importer.take("assistant_only_loss");
     importer.note("assistant_only_loss",
-                  "is off: of rows {messages} all is learnt there, and here the answers alone; "
+                  "is off: of rows {messages} all is learned there, and here the answers alone; "
                   "data.train_on_prompt true is for all tokens");
 }
 
@@ -216,7 +216,7 @@ void import_dpo_loss(Importer& importer) {
     importer.set("loss_type", "preference.loss_type", types[0]);
     if (factors[0] != 1)
         importer.lose("loss_weights", cat(shown(weights), ": the loss of the pairs has the weight 1, and that of sft ",
-                                          "preference.rpo_alpha beside it"));
+                                          "preference.rpo_alpha next to it"));
 }
 
 /// CPOConfig's: DPO's losses without a reference, beside the chosen answers' own.

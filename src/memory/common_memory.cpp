@@ -113,7 +113,7 @@ struct CommonMemory::Piece {
             segment->protect(false);
         }
         if (const cudaError_t status = lock(cudaHostRegisterDefault); status != cudaSuccess)
-            return cat("it cannot be page-locked: ", cudaGetErrorString(status), "; ", limits_text(bytes));
+            return cat("it cannot be pinned: ", cudaGetErrorString(status), "; ", limits_text(bytes));
 #endif
         return "";
     }

@@ -32,7 +32,7 @@ bool KeptFeatures::keeps(const std::string& content) const {
 }
 
 at::Tensor KeptFeatures::part_at(int64_t offset, const at::Tensor& like) const {
-    UNSLOTH_CHECK(like.is_contiguous(), "features that do not lie together");
+    UNSLOTH_CHECK(like.is_contiguous(), "features that are not together");
     return memory_.narrow(0, offset, static_cast<int64_t>(like.nbytes())).view(like.scalar_type()).view(like.sizes());
 }
 

@@ -61,7 +61,7 @@ class Simulation {
                 const Candidate candidate = next(rank);
                 if (candidate.begin < first.begin) first = candidate;
             }
-            UNSLOTH_CHECK(first.begin != never, "a pipeline's schedule stands still");
+            UNSLOTH_CHECK(first.begin != never, "a pipeline's schedule pauses");
             take(first);
         }
         for (Rank& rank : ranks_) {

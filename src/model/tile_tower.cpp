@@ -247,7 +247,7 @@ ImageSight sight_of(const spec::VisionSpec& spec, const std::vector<data::Image>
         sight.segments.push_back({begin, sight.rows, row.rows});
         sight.rows += row.rows;
     }
-    UNSLOTH_CHECK(next == images.size(), images.size() - next, " images are behind the last segment");
+    UNSLOTH_CHECK(next == images.size(), images.size() - next, " images are after the last segment");
     return sight;
 }
 

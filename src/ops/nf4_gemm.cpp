@@ -146,7 +146,7 @@ Nf4Tiles make_nf4_tiles(Context& ctx, const Quant4Tensor& weight) {
                   ", the context on ", ctx.device());
     const spec::Quant4View view = weight.view();
     UNSLOTH_CHECK(spec::nf4_tiles_supported(view), "a 4-bit weight [", weight.rows, ", ", weight.cols, "] with ",
-                  view.nested() ? "" : "un", "nested block maxima cannot lie in tiles");
+                  view.nested() ? "" : "un", "nested block maxima cannot be in tiles");
     Nf4Tiles result{.tiles = at::empty({weight.rows / spec::nf4_tile, weight.cols / spec::nf4_tile,
                                         weight.is_mxfp4() ? spec::mxfp4_tile_bytes : spec::nf4_tile_bytes},
                                        weight.packed.options()),

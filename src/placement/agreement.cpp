@@ -56,7 +56,7 @@ void require_equal_hashes(comm::Group& group, const std::string& own, int64_t st
                 steps == 0
                     ? "Do all ranks read the same adapter, and run the same program?"
                     : "Checkpoints from before are sound. The memory or a GPU of one machine may be faulty: look at "
-                      "unsloth-train doctor there, and go on without it.");
+                      "unsloth-train doctor there, and continue without it.");
 }
 
 }  // namespace unsloth::placement

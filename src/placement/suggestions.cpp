@@ -194,7 +194,7 @@ void require_memory(const model::ModelPlan& plan, const MemoryBudget& budget,
     if (request.saves)
         advice += " With training.save_steps 0 and save_minutes 0 no copies for checkpoints are planned.";
     throw Error("memory.host-plan-too-large",
-                cat("not enough host memory: ", human_bytes(need.host - need.there), " would be page-locked, ",
+                cat("not enough host memory: ", human_bytes(need.host - need.there), " would be pinned, ",
                     human_bytes(budget.host), " may be\n", plan.table_text()),
                 advice);
 }

@@ -37,7 +37,7 @@ class Warner {
         try {
             work();
         } catch (const std::exception& failure) {
-            if (!warned_) log::warning(failure.what(), "; training goes on without");
+            if (!warned_) log::warning(failure.what(), "; training continues without");
             warned_ = true;
         }
     }

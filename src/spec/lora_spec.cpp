@@ -94,7 +94,7 @@ void check_options(const LoraSpec& lora, const ModelSpec& model) {
     if (lora.r < 1) throw Error("option.out-of-range", cat("lora.r must be at least 1, but is ", lora.r));
     if (!std::isfinite(lora.lora_alpha)) throw Error("option.out-of-range", "lora.lora_alpha must be a finite number");
     if (!(lora.lora_dropout >= 0.0 && lora.lora_dropout < 1.0))
-        throw Error("option.out-of-range", cat("lora.lora_dropout must lie in [0, 1), but is ", lora.lora_dropout));
+        throw Error("option.out-of-range", cat("lora.lora_dropout must be in [0, 1), but is ", lora.lora_dropout));
     for (const int64_t layer : lora.layers_to_transform) {
         if (layer >= 0 && layer < model.num_layers) continue;
         throw Error("adapter.no-such-target", cat("lora.layers_to_transform: there is no layer ", layer,

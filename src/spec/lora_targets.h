@@ -51,8 +51,9 @@ class Targets {
         : lora_(lora), model_(model), used_(lora.target_modules.size(), false) {
         if (lora.target_is_regex) {
             if (lora.target_modules.size() != 1 || !lora.layers_to_transform.empty())
-                throw Error("option.conflict",
-                            "lora.target_modules: a regular expression stands alone, without lora.layers_to_transform");
+                throw Error(
+                    "option.conflict",
+                    "lora.target_modules: a regular expression is given alone, without lora.layers_to_transform");
             expression_.emplace(lora.target_modules[0], "lora.target_modules", lora.target_modules[0]);
         }
     }

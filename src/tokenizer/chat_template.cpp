@@ -319,7 +319,7 @@ void require_whole(const ChatTemplate& chat, const Rendered& rendered) {
                 cat("the chat template ", chat.name(), " writes nothing of the row's ", rendered.left_out,
                     ": the model would not see it"),
                 content ? "Choose a data.template that writes it, or give the message a role that this one knows; "
-                          "a text beside tool_calls may become a message of its own."
+                          "a text together with tool_calls may become a message of its own."
                         : "Choose a data.template that writes tools and calls of them, or write them into the "
                           "contents.");
 }

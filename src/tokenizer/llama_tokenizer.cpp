@@ -172,7 +172,7 @@ TokenizerSpec read_sentencepiece_tokenizer(const std::filesystem::path& folder) 
         throw Error("tokenizer.unsupported",
                     cat(folder.string(),
                         "/tokenizer_config.json: key tokenizer_class: expected LlamaTokenizer "
-                        "beside a tokenizer.model (others need their tokenizer.json), found \"",
+                        "together with a tokenizer.model (others need their tokenizer.json), found \"",
                         name, "\""));
 
     TokenizerSpec out;

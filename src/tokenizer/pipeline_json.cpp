@@ -72,7 +72,7 @@ SpaceReplacement read_metaspace(const JsonReader& part) {
                                 ? read_enum<Prepend>(part.at("prepend_scheme"), schemes, "always, never or first")
                                 : Prepend::always;
     if (!part.boolean("add_prefix_space").value_or(true) && prepend != Prepend::never) {
-        part.at("add_prefix_space").refuse("true, or the prepend_scheme never beside it");
+        part.at("add_prefix_space").refuse("true, or the prepend_scheme never next to it");
     }
     return {prepend, read_character(part.at("replacement"))};
 }

@@ -160,7 +160,7 @@ SentencePieceModel read_sentencepiece_model(const std::filesystem::path& path) {
     if (model.pieces.empty()) {
         // Llama 3's own tokenizer.model, for one, is a text of base64 words.
         throw Error("tokenizer.bad-file", cat(where, ": not a SentencePiece model (", reason, ")"),
-                    "Put the tokenizer.json of the same model beside it.");
+                    "Put the tokenizer.json of the same model next to it.");
     }
     if (!trainer_spec) throw Error("tokenizer.bad-file", cat(where, ": a SentencePiece model without trainer_spec"));
     check_pieces(where, model);

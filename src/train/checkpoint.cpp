@@ -66,7 +66,7 @@ Snapshot::Snapshot(const ops::AdamwState& state, at::Device device) {
             const std::string reason = error.what_without_backtrace();
             log::warning("no page-locked memory for the copies that checkpoints are written from (",
                          reason.substr(0, reason.find('\n')),
-                         "); ordinary memory takes its place: training stands still "
+                         "); ordinary memory takes its place: training pauses "
                          "while a copy is made");
             page_locked = false;
         }

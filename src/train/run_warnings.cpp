@@ -82,7 +82,7 @@ std::optional<std::string> doubt_adapter(const config::Config& config) {
     }
     if (differs.empty()) return std::nullopt;
     return cat("the adapter ", *config.model.adapter_name_or_path, " was trained with ", differs,
-               "; this run has other values than it learnt with");
+               "; this run has other values than it learned with");
 }
 
 std::vector<std::string> doubt_lengths(const config::Config& config, const RunLength& run) {

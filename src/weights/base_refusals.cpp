@@ -113,12 +113,12 @@ void BasePlan::require_expanded() const {
 void BasePlan::require_resident() const {
     if (!any(request_.coded) && !request_.masters) return;
     throw Error("model.device-map",
-                cat("model.device_map: ", streamed_.size(), " layers do not lie on the device, but ",
+                cat("model.device_map: ", streamed_.size(), " layers are not on the device, but ",
                     any(request_.coded)
                         ? cat("model.compute_dtype ", name_of(request_.coded), " holds all of them there in 8 bit")
                         : "lora.finetuning_type full trains all of them there"),
                 any(request_.coded)
-                    ? "Leave compute_dtype out: layers that lie elsewhere are multiplied in model.dtype."
+                    ? "Leave compute_dtype out: layers that are elsewhere are multiplied in model.dtype."
                     : "Train adapters (lora.finetuning_type lora), or leave device_map out.");
 }
 
@@ -135,7 +135,7 @@ void BasePlan::require_offload_folder() const {
                             in_mxfp4(source)                      ? " is put into another order"
                             : spec::is_quantised(type_of(source)) ? " is quantised"
                                                                   : cat(" becomes ", name_of(type_of(source))),
-                            " while loading: it does not lie there as it is used"),
+                            " while loading: it is not there as it is used"),
                         "Set model.offload_folder to a folder for it, or use a checkpoint in these types "
                         "(unsloth-train quantize makes one), which is read in place.");
         }

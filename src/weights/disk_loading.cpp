@@ -68,7 +68,7 @@ DiskFiles DiskLoading::take_files() {
 
 FileRange DiskLoading::write(const formats::TensorSource& source, const at::Tensor& values) {
     if (!folder_)
-        throw Error("model.device-map", cat(source.rule.hf_name, " does not lie in the checkpoint as it is used"),
+        throw Error("model.device-map", cat(source.rule.hf_name, " is not in the checkpoint as it is used"),
                     "Set model.offload_folder to a folder for it.");
     const std::filesystem::path folder = *folder_;
     if (!made_) {

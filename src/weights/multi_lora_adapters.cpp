@@ -51,9 +51,9 @@ formats::Adapter read_for_batches(const NamedAdapter& named, const spec::ModelSp
     if (what != nullptr)
         throw Error(
             "adapter.not-together",
-            cat("adapter ", named.name, " (", named.folder, ") has ", what, ", and cannot answer beside others"),
+            cat("adapter ", named.name, " (", named.folder, ") has ", what, ", and cannot answer together with others"),
             "Give it alone, with --model.adapter_name_or_path, or merge it.");
-    adapter.refuse_stand_ins("and cannot answer beside others",
+    adapter.refuse_stand_ins("and cannot answer together with others",
                              "Give it alone, with --model.adapter_name_or_path, or merge it.");
     return adapter;
 }

@@ -32,7 +32,7 @@ void ParameterTable::add(Parameter parameter) {
     parameter.offset = flat_;
     flat_ += parameter.blocks() * ops::optimizer_block;
     ParameterSlice& unit = units_[static_cast<std::size_t>(unit_of(parameter))];
-    UNSLOTH_CHECK(unit.elements() == 0 || unit.end == parameter.offset, parameter.name, " lies apart from its unit");
+    UNSLOTH_CHECK(unit.elements() == 0 || unit.end == parameter.offset, parameter.name, " is apart from its unit");
     unit = {unit.elements() == 0 ? parameter.offset : unit.begin, flat_};
     if (!parameter.of_tower)  // which is found by name
         index_.try_emplace({parameter.role, parameter.id, parameter.kind},

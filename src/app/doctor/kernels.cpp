@@ -103,7 +103,7 @@ Finding judge_health(const NvmlGpu& gpu, const std::string& label) {
     }
     if (gpu.remap_failed) {
         finding.verdict = Verdict::broken;
-        finding.advice = "Its memory has bad rows that cannot be left out any more: have it replaced.";
+        finding.advice = "Its memory has bad rows that cannot be remapped any more: have it replaced.";
     }
     return finding;
 }

@@ -61,7 +61,7 @@ Pipe make_pipe() {
     int ends[2];
     if (::pipe2(ends, O_CLOEXEC) != 0)
         throw Error("process.system-call", cat("cannot make a pipe: ", std::strerror(errno)),
-                    "ulimit -n may be too low for so many ranks.");
+                    "ulimit -n may be too low for that many ranks.");
     return {Descriptor(ends[0]), Descriptor(ends[1])};
 }
 

@@ -50,7 +50,7 @@ void add_role(const char* role, std::optional<int32_t> id, std::optional<int64_t
     const std::optional<int64_t> value = id ? std::optional<int64_t>(*id) : otherwise;
     if (!value) return;
     if (*value < 0 || *value >= tokens) {
-        log::warning("the id ", *value, " of the ", role, " token is outside of the vocabulary: left out");
+        log::warning("the id ", *value, " of the ", role, " token is outside of the vocabulary: omitted");
         return;
     }
     out.add(cat("tokenizer.ggml.", role, "_token_id"), u32(*value));

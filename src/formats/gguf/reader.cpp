@@ -272,20 +272,20 @@ GgufFile::GgufFile(const std::filesystem::path& path) : map_(path) {
         const std::string& name = tensors_.back().name;
         if (!seen.insert(name).second) cursor.fail("the tensor '", name, "' is there twice");
         if (offset != expected)
-            cursor.fail("tensor '", name, "' lies at offset ", offset, "; the one before it ends at ", expected);
+            cursor.fail("tensor '", name, "' is at offset ", offset, "; the one before it ends at ", expected);
         if (bytes > map_.bytes().size()) cursor.fail("tensor '", name, "' takes ", bytes, " bytes, more than the file");
         sizes.push_back(bytes);
         expected = gguf::aligned(offset + bytes, alignment);
         if (expected > 2 * map_.bytes().size() + alignment) cursor.fail("the tensors take more bytes than the file");
     }
     if (tensors_.empty()) return;
-    cursor.take(gguf::aligned(cursor.place(), alignment) - cursor.place(), "the padding behind the header");
+    cursor.take(gguf::aligned(cursor.place(), alignment) - cursor.place(), "the padding after the header");
     for (std::size_t i = 0; i < tensors_.size(); ++i) {
         tensors_[i].data = cursor.take(sizes[i], cat("tensor '", tensors_[i].name, "'"));
         const std::size_t padding = gguf::aligned(sizes[i], alignment) - sizes[i];
         cursor.take(std::min(padding, cursor.left()), "padding");  // the last tensor's may be missing
     }
-    if (cursor.left() != 0) cursor.fail(cursor.left(), " bytes behind the last tensor");
+    if (cursor.left() != 0) cursor.fail(cursor.left(), " bytes after the last tensor");
 }
 
 const GgufField* GgufFile::find_field(std::string_view key) const {
