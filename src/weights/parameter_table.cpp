@@ -82,7 +82,7 @@ ParameterTable ParameterTable::lora(const spec::ModelSpec& spec, const std::vect
                     is_a ? std::vector{linear.lora.r, linear.k} : std::vector{linear.n, linear.lora.r};
                 Parameter parameter{
                     is_a ? Parameter::Kind::lora_a : Parameter::Kind::lora_b,
-                    is_a ? formats::tower_lora_a_name(linear.module) : formats::tower_lora_b_name(linear.module),
+                    is_a ? formats::tower_lora_a_name(linear) : formats::tower_lora_b_name(linear),
                     spec::TensorRole::linear,
                     {},
                     shape};
