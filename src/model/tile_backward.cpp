@@ -48,9 +48,7 @@ class TileBackward {
 
   private:
     at::Tensor slot(int64_t number) const { return tile_slot(spec_, b_, number, number_); }
-    at::Tensor part(int64_t number) const {
-        return stacked_.narrow(1, number * spec_.hidden_size, spec_.hidden_size);
-    }
+    at::Tensor part(int64_t number) const { return stacked_.narrow(1, number * spec_.hidden_size, spec_.hidden_size); }
 
     /// What the projector read.
     void stack() {
@@ -66,16 +64,15 @@ class TileBackward {
     void project(const TilePlace& place) {
         const weights::VisionLinear& w = w_.projector;
         const weights::VisionAdapter* const adapter = w.adapters.empty() ? nullptr : &w.adapters.front();
-        const at::Tensor da_rK = adapter ? matrix_of(b_.backward.da, adapter->a->shape[0], stacked_.size(1)).zero_()
-                                         : at::Tensor();
+        const at::Tensor da_rK =
+            adapter ? matrix_of(b_.backward.da, adapter->a->shape[0], stacked_.size(1)).zero_() : at::Tensor();
         for (const TilePiece& piece : tile_pieces(spec_, own_tiles_, place)) {
             const at::Tensor dy_SD = b_.backward.dfeatures.narrow(0, piece.feature, piece.rows),
                              x_SK = stacked_.narrow(0, piece.first, piece.rows);
             const at::Tensor v_SR = adapter ? blocks_.adapter_backward(*adapter, dy_SD, x_SK, da_rK) : at::Tensor();
             ops::gemm(ctx_, {.a = dy_SD, .b = w.weight_NK, .out = x_SK, .label = "gemm dx tower"});
             if (adapter)
-                ops::gemm(ctx_,
-                          {.a = v_SR, .b = adapter->a_RK, .out = x_SK, .beta = 1.0, .label = "lora vA tower"});
+                ops::gemm(ctx_, {.a = v_SR, .b = adapter->a_RK, .out = x_SK, .beta = 1.0, .label = "lora vA tower"});
         }
         if (!adapter) return;
         const auto layers = static_cast<int64_t>(tiles_.chosen.size());

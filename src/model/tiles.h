@@ -1,5 +1,5 @@
-// Where an image's rows are in a tower over tiles, on both ways: an image's own tiles first, then those of padding, then
-// the zeros that fill tiles up.
+// Where an image's rows are in a tower over tiles, on both ways: an image's own tiles first, then those of padding,
+// then the zeros that fill tiles up.
 #pragma once
 
 #include <algorithm>

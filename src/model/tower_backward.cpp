@@ -1,4 +1,5 @@
-// Legend: P patches, C the tower's hidden size, N tokens, M values of a token's patches, D the text model's hidden size.
+// Legend: P patches, C the tower's hidden size, N tokens, M values of a token's patches, D the text model's hidden
+// size.
 #include "model/patches.h"
 #include "model/tower_blocks.h"
 #include "unsloth/model/vision_tower.h"

@@ -20,7 +20,8 @@ class BlocksBackward {
     /// The residual stream's gradient, [P, C].
     const at::Tensor& g() const { return g_PC_; }
     /// Turns it from that of the block's output into that of its input, and adds the gradients of the block's adapters.
-    /// `lowest`: nothing below is trained, and the last step is left out. Without tiles heads rotate by b.cos and b.sin.
+    /// `lowest`: nothing below is trained, and the last step is left out. Without tiles heads rotate by b.cos and
+    /// b.sin.
     void block(const weights::VisionBlock& w, const at::Tensor& x_PC, const std::vector<ops::AttentionRange>& ranges,
                bool lowest) const;
 

@@ -31,10 +31,11 @@ void ActivationList::tiles(const spec::VisionSpec& tower, const spec::TilesSpec&
         b.features);
     if (sizes_.tower_rank > 0) buffer("adapters' values of patches", rows * sizes_.tower_rank, dtype_, b.u);
     if (!sizes_.trains_tower) return;
-    tower_backward(tower, {.rows = rows,
-                           .kept = sizes_.image_tokens * rows,
-                           .slots = tower.depth + 1 + tiles.global_depth + 1,
-                           .narrow = c},
+    tower_backward(tower,
+                   {.rows = rows,
+                    .kept = sizes_.image_tokens * rows,
+                    .slots = tower.depth + 1 + tiles.global_depth + 1,
+                    .narrow = c},
                    b);
     own({"tower",
          "gradient of image features",
@@ -106,8 +107,8 @@ void ActivationList::vision(const spec::VisionSpec& tower, VisionBuffers& b) {
             b.deepstack[i]);
     if (sizes_.trains_tower)
         tower_backward(
-            tower,
-            {.rows = patches, .kept = sizes_.image_tokens * merge, .slots = tower.depth + 1, .narrow = narrow}, b);
+            tower, {.rows = patches, .kept = sizes_.image_tokens * merge, .slots = tower.depth + 1, .narrow = narrow},
+            b);
 }
 
 void ActivationList::tower_backward(const spec::VisionSpec& tower, const TowerRows& of, VisionBuffers& b) {
