@@ -70,7 +70,7 @@ void embed(ops::Context& ctx, const Network& network, const MicroBatch& micro, b
     const std::vector<data::Image>& images = micro.images();
     const bool tiles = !images.empty() && network.spec.vision->tiles;  // their features are no embeddings
     if (tiles)
-        see_tiles(ctx, *network.spec.vision, *network.vision, a.vision(), images, micro.inputs().sight->places,
+        see_tiles(ctx, *network.spec.vision, *network.vision, a.vision(), images, micro.inputs().sight->places, adapted,
                   network.kept.get());
     else if (!images.empty())
         see_images(ctx, *network.spec.vision, *network.vision, a.vision(), images,
@@ -128,6 +128,9 @@ void take_image_gradients(const Network& network, const MicroBatch& micro, int l
 void tower_backward(ops::Context& ctx, const Network& network, const MicroBatch& micro) {
     if (!network.trains_tower || micro.images().empty()) return;
     const VisionBuffers& b = micro.activations().vision();
+    if (network.spec.vision->tiles)
+        return see_tiles_backward(ctx, *network.spec.vision, *network.vision, b, micro.images(),
+                                  micro.inputs().sight->places, *network.parameters);
     gather_image_gradients(network, micro, b.features);
     see_images_backward(ctx, *network.spec.vision, *network.vision, b, micro.images(), *network.parameters);
 }

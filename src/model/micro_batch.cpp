@@ -101,6 +101,8 @@ void MicroBatch::take_sight(std::shared_ptr<const ImageSight> sight) {
     inputs_.attends_T = tokens.attends_T;
     inputs_.adds_T = tokens.adds_T;
     inputs_.features_full = activations_->vision().features.narrow(0, 0, sight->rows);
+    if (const at::Tensor& dfeatures = activations_->vision().backward.dfeatures; dfeatures.defined())
+        inputs_.dfeatures_SD = dfeatures.narrow(0, 0, sight->rows);
     inputs_.sight = std::move(sight);
 }
 

@@ -223,7 +223,6 @@ class Vision(Seeing):
         folder, adapter, rows, _ = self.family("mllama")
         arguments = self.train_arguments(folder, rows, "--max_steps", 1)
         self.fail_with("option.unsupported", "lora.use_dora", "train", *arguments, "--use_dora", "true")
-        self.fail_with("adapter.no-such-target", "lora.vision", "train", *arguments, "--lora.vision", "true")
         self.fail_with(
             "export.unsupported", "sees images", "export", "gguf", "--model", folder, "--out", self.folder / "l.gguf"
         )

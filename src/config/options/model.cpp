@@ -280,7 +280,8 @@ void declare_lora(OptionSet& options, LoraOptions& lora) {
         .unused_with("lora.finetuning_type", {"full"});
     options
         .add("vision", lora.vision,
-             "Adapters also in the vision tower of Qwen2.5-VL and Qwen3-VL: on every linear of its blocks and mergers.")
+             "Adapters also in the vision tower of Llama 3.2 Vision, Qwen2.5-VL and Qwen3-VL: on every linear of its "
+             "blocks, and of its mergers or projector.")
         .suggested_for({"finetune_vision_layers", "train_vision"})
         .not_with("lora.finetuning_type", {"full"})
         .because("full training has no adapters")
