@@ -47,6 +47,7 @@ DatasetStats stats_of(const LoadReport& report, const DatasetOptions& options) {
     stats.bad_rows = report.bad_rows;
     stats.masked_rows = report.masked_rows;
     stats.long_rows = report.long_rows;
+    stats.short_rows = report.short_rows;
     stats.augmented_rows = report.augmented_rows;
     stats.format = report.format;
     stats.warnings = report.warnings;
@@ -71,6 +72,7 @@ Dataset::Dataset(std::shared_ptr<const Store> store, std::vector<int64_t> rows, 
     stats_.bad_rows = file.bad_rows;
     stats_.masked_rows = file.masked_rows;
     stats_.long_rows = file.long_rows;
+    stats_.short_rows = file.short_rows;
     stats_.duplicate_rows = file.duplicate_rows;
     stats_.augmented_rows = file.augmented_rows;
     stats_.format = file.format;

@@ -72,10 +72,12 @@ SetReport report_on(const Dataset& rows, RowsByIds& by_ids) {
     report.bad = stats.bad_rows;
     report.masked = stats.masked_rows;
     report.too_long = stats.long_rows;
+    report.too_short = stats.short_rows;
     report.split = stats.split_rows;
     report.pieces = stats.pieces;
     report.dropped_duplicates = stats.duplicate_rows;
-    report.read = file_rows(stats) + stats.bad_rows + stats.masked_rows + stats.long_rows + stats.duplicate_rows;
+    report.read = file_rows(stats) + stats.bad_rows + stats.masked_rows + stats.long_rows + stats.short_rows +
+                  stats.duplicate_rows;
     report.rows = stats.rows;
     report.tokens = stats.tokens;
     report.trained_tokens = stats.trained_tokens;

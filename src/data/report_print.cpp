@@ -65,9 +65,10 @@ std::string set_text(const char* title, const SetReport& set, bool held_out) {
     if (!held_out) {
         text += line("read", set.read);
         text +=
-            line("dropped", set.bad + set.masked + set.too_long + set.dropped_duplicates,
+            line("dropped", set.bad + set.masked + set.too_long + set.too_short + set.dropped_duplicates,
                  cat(grouped(set.bad), " bad, ", grouped(set.masked), " with all labels masked",
                      set.too_long > 0 ? cat(", ", grouped(set.too_long), " too long") : "",
+                     set.too_short > 0 ? cat(", ", grouped(set.too_short), " too short") : "",
                      set.dropped_duplicates > 0 ? cat(", ", grouped(set.dropped_duplicates), " as duplicates") : ""));
     }
     text += line("rows", set.rows);
@@ -141,6 +142,7 @@ Json json_of(const SetReport& set) {
         {"dropped", {{"bad", set.bad}, {"all_labels_masked", set.masked}}},
         {"dropped_duplicates", set.dropped_duplicates},
         {"too_long", set.too_long},
+        {"too_short", set.too_short},
         {"rows", set.rows},
         {"truncated", set.truncated},
         {"split", {{"rows", set.split}, {"pieces", set.pieces}}},

@@ -16,7 +16,8 @@
 
 namespace unsloth::data {
 
-std::shared_ptr<const VisionRows> read_vision_rows(const std::filesystem::path& model_folder) {
+std::shared_ptr<const VisionRows> read_vision_rows(const std::filesystem::path& model_folder,
+                                                   int64_t image_max_pixels) {
     const std::filesystem::path path = model_folder / "config.json";
     if (!std::filesystem::exists(path)) return nullptr;
     const auto json = parse_json<nlohmann::json>(read_file(path), path.string());
@@ -29,6 +30,7 @@ std::shared_ptr<const VisionRows> read_vision_rows(const std::filesystem::path& 
         vision->processor = *processor;
     else
         vision->missing = cat(model_folder.string(), " has no preprocessor_config.json");
+    vision->processor.shrink_to = image_max_pixels;
     vision->image_token = config.at(mllama ? "image_token_index" : "image_token_id").id();
     vision->three_axes = !mllama;
     return vision;

@@ -10,10 +10,10 @@
 
 namespace unsloth::session {
 
-Sight::Sight(const OpenedModel& opened) {
+Sight::Sight(const OpenedModel& opened, int64_t image_max_pixels) {
     if (!opened.file->spec.vision) return;
     try {
-        vision_ = data::read_vision_rows(opened.file->checkpoint.folder());
+        vision_ = data::read_vision_rows(opened.file->checkpoint.folder(), image_max_pixels);
     } catch (const Error& unread) {  // texts are answered all the same
         auto vision = std::make_shared<data::VisionRows>();
         vision->missing = unread.what();

@@ -34,7 +34,7 @@ std::filesystem::path image_golden(const std::string& family, const std::string&
 struct VisionModel {
     explicit VisionModel(const std::string& family)
         : encoder(make_row_encoder(tokenizer::Tokenizer::load(image_golden(family, "saved")), "auto")) {
-        options.vision = read_vision_rows(image_golden(family, "saved"));
+        options.vision = read_vision_rows(image_golden(family, "saved"), 0);
         options.image_root = toy::golden("images");
         options.log_warnings = false;
     }

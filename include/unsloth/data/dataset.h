@@ -40,6 +40,7 @@ struct DatasetStats {
     int64_t bad_rows = 0;                                       ///< skipped: malformed
     int64_t masked_rows = 0;                                    ///< skipped: no label left to train on
     int64_t long_rows = 0;                                      ///< dropped: longer than max_seq_length
+    int64_t short_rows = 0;                                     ///< dropped: shorter than min_length
     int64_t duplicate_rows = 0;                                 ///< dropped by without_duplicates()
     int64_t augmented_rows = 0;                                 ///< in the files: copies that `data augment` made
     int64_t truncated_rows = 0;                                 ///< among the kept

@@ -26,9 +26,10 @@ struct SetReport {
     config::DataFormat format = config::DataFormat::automatic;
     // Of the files. Of a part of the training rows: the same figures as those of the training set.
     int64_t read = 0;
-    int64_t bad = 0;       ///< dropped: malformed
-    int64_t masked = 0;    ///< dropped: all labels masked
-    int64_t too_long = 0;  ///< dropped: more than max_seq_length tokens
+    int64_t bad = 0;        ///< dropped: malformed
+    int64_t masked = 0;     ///< dropped: all labels masked
+    int64_t too_long = 0;   ///< dropped: more than max_seq_length tokens
+    int64_t too_short = 0;  ///< dropped: fewer than data.min_length tokens
     int64_t dropped_duplicates = 0;
     // Of the rows that are left for this set.
     int64_t rows = 0, tokens = 0, trained_tokens = 0;

@@ -23,8 +23,8 @@ struct VisionRows {
 };
 
 /// Of a model folder whose model_type is one of those with a tower here; null for another. Input Error for one without
-/// a token of images, and as images::read_processor.
-std::shared_ptr<const VisionRows> read_vision_rows(const std::filesystem::path& model_folder);
+/// a token of images, and as images::read_processor. `image_max_pixels`: see images::Processor::shrink_to.
+std::shared_ptr<const VisionRows> read_vision_rows(const std::filesystem::path& model_folder, int64_t image_max_pixels);
 
 /// All of it that encoded rows depend on, in one line.
 std::string describe(const VisionRows& vision);

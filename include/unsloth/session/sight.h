@@ -31,7 +31,8 @@ struct SeenPrompt {
 class Sight {
   public:
     Sight() = default;
-    explicit Sight(const OpenedModel& opened);
+    /// `image_max_pixels`: of prompts' images, as data.image_max_pixels has it; 0: none is shrunk.
+    explicit Sight(const OpenedModel& opened, int64_t image_max_pixels);
 
     bool sees_images() const { return vision_ != nullptr && vision_->missing.empty(); }
     /// Patches of the largest image of up to `tokens` tokens that the model's processor makes; 0: it sees none.
