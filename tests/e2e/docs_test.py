@@ -20,7 +20,6 @@ ELSEWHERE = {
     "--rope_scaling": "wants a model with more positions than the example's; plan_test",
     "export PATH": "the shell's path is set already",
     "launch": "launch_test",
-    "make_rows.py": "examples/legal/check_rows.py and its own tests",
     "init --model_config examples": "trains the example's base for minutes",
     "dmesg": "of the system",
     "replay": "anomaly_test",

@@ -180,8 +180,8 @@ void declare_model(OptionSet& options, ModelOptions& model) {
              "\"<|im_end|>\"}; bos_token, eos_token, pad_token or unk_token. Examples, templates and the saved "
              "tokenizer and generation_config.json have them.")
         .synonym(nullptr, Json::object())
-        .suggested_for({"additional_special_tokens", "add_tokens", "added_tokens", "new_special_tokens", "unk_token",
-                        "bos_token"})
+        .suggested_for(
+            {"additional_special_tokens", "add_tokens", "added_tokens", "new_special_tokens", "unk_token", "bos_token"})
         .on_resume(OnResume::immutable);
 }
 
