@@ -141,6 +141,7 @@ void with_fused_targets(LoraSpec& lora, const ModelSpec& model) {
 LoraSpec for_model(LoraSpec lora, const ModelSpec& model) {
     with_fused_targets(lora, model);
     if (model.part_of.empty() || lora.target_is_regex) return lora;
+    if (lora.tower == TowerTargets::named && !resolve_tower_lora(lora, model).empty()) return lora;
     const auto joined = [](const auto& parts) {
         std::string text;
         for (const auto& part : parts) text += cat(text.empty() ? "" : "|", part);
