@@ -190,7 +190,9 @@ std::vector<LayerLora> resolve_lora(const LoraSpec& asked, const ModelSpec& mode
     if (lora.tower == TowerTargets::named)  // a name may be one of the tower's alone
         for (const TowerLora& linear : tower_linears(model)) targets.contains(linear.path(), 0);
     targets.refuse_unused();
-    UNSLOTH_CHECK(any, "every target was used, but no module has an adapter");
+    if (!any)
+        throw Error("adapter.unsupported", "lora.target_modules: no module of the language model has an adapter",
+                    "Name some of it too, q_proj for example, in layers that have them.");
     return layers;
 }
 

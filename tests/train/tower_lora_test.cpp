@@ -248,6 +248,10 @@ TEST_P(TowerLoraTest, RefusesWhatDoesNotGoWithIt) {
     request.sharding = {.level = weights::Sharding::parameters, .share = {0, 2}};
     expect_refused("option.unsupported", "distributed.zero_stage 3", request);
     request = asked();
+    request.lora->target_modules = {"attn.qkv"};
+    request.lora->tower = spec::TowerTargets::named;
+    expect_refused("adapter.unsupported", "language model", request);
+    request = asked();
     request.adapter = unpacked(rows->set / "lora/initial").string();
     expect_refused("adapter.contradicts", "lora.vision", request);
 }
