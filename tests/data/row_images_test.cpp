@@ -9,6 +9,8 @@
 #include "unsloth/core/files.h"
 #include "unsloth/data/cache.h"
 #include "unsloth/data/loader.h"
+#include "unsloth/data/report.h"
+#include "unsloth/data/seen_prompt.h"
 #include "unsloth/data/show.h"
 #include "unsloth/data/thumbnail.h"
 #include "unsloth/data/vision.h"
@@ -239,10 +241,31 @@ TEST_F(RowImages, AreShownAsTheirFile) {
     const Sample row = model.load(image_golden("qwen3_vl", "rows.jsonl")).sample(13);
     const auto tokenizer = tokenizer::Tokenizer::load(image_golden("qwen3_vl", "saved"));
     const std::string text = show_tokens(row, &tokenizer, Marks::brackets);
-    EXPECT_NE(text.find("a_420.jpg: 4 x 4 patches, 4 tokens]"), std::string::npos) << text;
-    EXPECT_NE(text.find("f_exif6.jpg: 4 x 6 patches, 6 tokens]"), std::string::npos) << text;
+    EXPECT_NE(text.find("a_420.jpg: 4 x 4 patches, 4 tokens from token "), std::string::npos) << text;
+    EXPECT_NE(text.find("f_exif6.jpg: 4 x 6 patches, 6 tokens from token "), std::string::npos) << text;
     EXPECT_EQ(text.find("<|image_pad|>"), std::string::npos) << text;
-    EXPECT_EQ(image_ranges(row).size(), 2U);
+    ASSERT_EQ(image_ranges(row).size(), 2U);
+    EXPECT_NE(text.find(cat("6 tokens from token ", image_ranges(row)[1].first, "]")), std::string::npos) << text;
+}
+
+TEST_F(RowImages, AreCountedByTheReport) {
+    const VisionModel model("qwen3_vl");
+    TrainingData data;
+    data.train = model.load(image_golden("qwen3_vl", "rows.jsonl"));
+    int64_t images = 0, tokens = 0;
+    for (int64_t i = 0; i < data.train.size(); ++i) {
+        images += static_cast<int64_t>(data.train.images(i).images.size());
+        tokens += data.train.image_sizes(i).tokens;
+        EXPECT_EQ(data.train.images(i).sources, data.train.sample(i).sources) << i;
+    }
+    const DataReport report = make_report(data, {}, {}, 1);
+    EXPECT_GT(images, 0);
+    EXPECT_EQ(report.train.images, images);
+    EXPECT_EQ(report.train.image_tokens, tokens);
+    const Golden json = Golden::parse(report_json(report, nullptr));
+    EXPECT_EQ(json["train"]["images"], (Golden{{"count", images}, {"tokens", tokens}}));
+    const std::string text = report_text(report, nullptr, Marks::brackets);
+    EXPECT_NE(text.find(cat("  images ")), std::string::npos) << text;
 }
 
 TEST_F(RowImages, NoRowIsCutWithinAnImage) {

@@ -7,6 +7,9 @@ import json
 import lzma
 import re
 import shutil
+import struct
+import zlib
+from pathlib import Path
 
 from serve_test import Served
 from support import FP32, GOLDEN, LEGAL_BASE, OK, EndToEnd, main, read_rows, write_rows
@@ -63,6 +66,25 @@ class Vision(Seeing):
                 self.assertAlmostEqual(got["loss"], expected["loss"], delta=metrics["tolerance"]["loss_max_abs"])
             first, last = self.evaluations(out)
             self.assertLess(last["eval_loss"], first["eval_loss"])
+            self.expect_pictured(out, rows)
+
+    def expect_pictured(self, out, rows):
+        """The first rows with images as `data` shows them, with thumbnails, on the run's page."""
+        given = [(i, row["images"]) for i, row in enumerate(read_rows(rows)) if row.get("images")][:4]
+        pictured = read_rows(out / "pictured_rows.jsonl")
+        self.assertEqual([row["row"] for row in pictured], [i for i, _ in given])
+        page = self.folder / "page.html"
+        self.succeed("report", out, "--out", page)
+        html = page.read_text()
+        for row, (_, images) in zip(pictured, given):
+            self.assertEqual(len(row["images"]), min(len(images), 4))
+            for image, name in zip(row["images"], images):
+                self.assertTrue(image["url"].startswith("data:image/png;base64,"), name)
+                self.assertIn(f'src="{image["url"]}"', html)
+                begin, end = image["tokens"]
+                self.assertIn(f"{end - begin} token{'s' * (end - begin > 1)} from token {begin}", html)
+                self.assertIn(Path(name).name, row["text"])
+        self.assertNotIn("http", html.replace("http://www.w3.org/2000/svg", ""))
 
     def test_evaluations_answer_about_images(self):
         for name in FAMILIES:
