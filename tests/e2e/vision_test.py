@@ -415,6 +415,24 @@ class Serving(Seeing, Served):
             together = list(pool.map(ask_seeded, [0, 5] * 8))
         self.assertEqual(together, alone * 8)
 
+        (shown,) = [one for one in self.request(cases[0])["messages"]]
+        parts = [
+            {"type": "input_image", "image_url": part["image_url"]["url"]} if part["type"] == "image_url"
+            else {"type": "input_text", "text": part["text"]}
+            for part in shown["content"]
+        ]  # fmt: skip
+        said, told = service.post(
+            "/v1/responses", input=[{"role": "user", "content": parts}], store=False, temperature=0,
+            max_output_tokens=40,
+        )  # fmt: skip
+        self.assertEqual(said, 200, told)
+        self.assertEqual(told["output"][0]["content"][0]["text"], expected[0]["text"])
+        self.assertEqual(told["usage"]["input_tokens"], len(cases[0]["prompt_ids"]))
+        parts[0] = {"type": "input_image", "image_url": "data:image/png;base64,AAAA"}
+        status, answer = service.post("/v1/responses", input=[{"role": "user", "content": parts}], store=False)
+        self.assertEqual((status, answer["error"]["code"]), (400, "invalid_image"), answer)
+        self.assertEqual(answer["error"]["param"], "input")
+
         _, counted = service.post("/tokenize", messages=self.request(cases[1])["messages"])
         self.assertEqual(counted["tokens"], cases[1]["prompt_ids"])
         self.refused(service, cases)
