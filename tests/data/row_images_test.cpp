@@ -6,6 +6,7 @@
 #include <set>
 
 #include "data/toy.h"
+#include "images/support.h"
 #include "unsloth/core/files.h"
 #include "unsloth/data/cache.h"
 #include "unsloth/data/loader.h"
@@ -186,6 +187,66 @@ TEST_F(RowImages, WhatCannotBeReadIsRefusedWithItsRow) {
     } catch (const Error& error) {
         EXPECT_EQ(error.id().name(), "image.text-model") << error.what();
     }
+}
+
+std::string base64_of(const std::string& bytes) {
+    constexpr const char* digits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    std::string text;
+    uint32_t held = 0;
+    int bits = 0;
+    for (const char c : bytes) {
+        held = held << 8 | static_cast<unsigned char>(c);
+        for (bits += 8; bits >= 6; bits -= 6) text += digits[held >> (bits - 6) & 63];
+    }
+    return bits > 0 ? text + digits[held << (6 - bits) & 63] : text;  // padding may be missing
+}
+
+/// Each kind, as a file and within the text: of a training row with its line, and of a prompt, as `generate` and
+/// `serve` read them. Bombs are refused by what their headers claim.
+TEST_F(RowImages, HostileImagesAreRefusedInRowsAndPrompts) {
+    const toy::Folder folder, outside;
+    VisionModel model("qwen3_vl");
+    const std::string jpeg = read_file(toy::golden("images/images/a_420.jpg"));
+    const auto grey = [](uint32_t width, uint32_t height) { return images::png_file(width, height, 8, 0, ""); };
+    const struct {
+        const char *name, *id;
+        std::string bytes;
+    } kinds[] = {
+        {"bomb.png", "image.too-large", grey(30'000, 30'000)}, {"wide.png", "image.too-large", grey(50'000, 1)},
+        {"high.png", "image.too-large", grey(1, 50'000)},      {"thin.png", "image.unsupported", grey(8'000, 2)},
+        {"cut.jpg", "image.damaged", jpeg.substr(0, 300)},     {"empty.jpg", "image.unknown-type", ""},
+        {"text.png", "image.unknown-type", "no image"},        {"vector.png", "image.unknown-type", "<svg/>"},
+    };
+    folder.write("a.jpg", jpeg);
+    outside.write("secret.jpg", jpeg);
+    std::filesystem::create_symlink(outside / "secret.jpg", folder / "link.jpg");
+    model.options.image_root = folder.path();
+    const auto expect_refused = [](const char* id, const std::string& what, const auto& read) {
+        try {
+            read();
+            ADD_FAILURE() << "taken: " << what;
+        } catch (const Error& error) {
+            EXPECT_EQ(error.id().name(), id) << what << ": " << error.what();
+            return std::string(error.what());
+        }
+        return std::string();
+    };
+    const auto check = [&](const std::string& image, const char* id) {
+        const auto rows = folder.write("rows.jsonl", row_of("\"a.jpg\"") + row_of(cat("\"", image, "\"")));
+        const std::string said = expect_refused(id, image, [&] { (void)model.load(rows); });
+        EXPECT_NE(said.find("rows.jsonl:2: "), std::string::npos) << said;
+        auto prompt = nlohmann::ordered_json::parse(row_of(cat("\"", image, "\"")));
+        expect_refused(id, image, [&] {
+            (void)place_images(prompt, *model.options.vision, folder.path(),
+                               [&](const auto&) { return std::vector<int32_t>{model.options.vision->image_token}; });
+        });
+    };
+    for (const auto& [name, id, bytes] : kinds) {
+        folder.write(name, bytes);
+        check(name, id);
+        check(cat("data:image/png;base64,", base64_of(bytes)), id);
+    }
+    check("link.jpg", "image.outside-root");
 }
 
 /// Features of images with these contents.

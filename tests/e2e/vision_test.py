@@ -29,6 +29,19 @@ def plain_copy(source, target):
     return target
 
 
+def png(width, height):
+    """A file whose header claims that size, with no pixels."""
+    chunk = lambda name, data: (
+        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+    )  # fmt: skip
+    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
+
+
+def data_url(file):
+    return "data:image/png;base64," + base64.b64encode(file).decode()
+
+
 class Seeing(EndToEnd):
     def family(self, name):
         """Its model with a tokenizer, the adapter that a reference run began with, that run's rows and its metrics."""
@@ -360,6 +373,17 @@ class Answers(Seeing):
         bad = self.folder / "bad.png"
         bad.write_bytes(image.read_bytes()[:200])
         self.fail_with("image.damaged", "bad.png", *asked, "--prompt", "x", "--image", bad)
+        for file, error in (
+            (png(30_000, 30_000), "image.too-large"), (png(50_000, 1), "image.too-large"), (b"", "image.unknown-type"),
+            (b"no image", "image.unknown-type"),
+        ):  # fmt: skip
+            bad.write_bytes(file)
+            self.fail_with(error, "bad.png", *asked, "--prompt", "x", "--image", bad)
+        folder_of_rows = self.folder / "rows"
+        folder_of_rows.mkdir()
+        (folder_of_rows / "link.jpg").symlink_to(outside)
+        self.fail_with("image.outside-root", "outside.jpg", *asked, "--file", write_rows(
+            folder_of_rows / "rows.jsonl", [{"prompt": "x", "images": ["link.jpg"]}]))  # fmt: skip
 
 
 class Serving(Seeing, Served):
@@ -452,6 +476,10 @@ class Serving(Seeing, Served):
             ("data:image/png;base64,%%%", "base64"),
             ("data:image/png;base64," + base64.b64encode(b"no image").decode(), "JPEG"),
             ("data:image/png,raw", "base64"),
+            *((data_url(png(*size)), "pixels") for size in ((30_000, 30_000), (50_000, 1), (1, 50_000))),
+            (data_url((GOLDEN / "images/images/a_420.jpg").read_bytes()[:300]), "cut off"),
+            (data_url(b""), "no bytes"),
+            (data_url(b"<svg/>"), "SVG"),
         ):
             status, answer = chat({"type": "image_url", "image_url": {"url": url}})
             self.assertEqual((status, answer["error"]["code"]), (400, "invalid_image"), answer)
