@@ -270,6 +270,10 @@ int64_t Dataset::keys(int64_t i) const {
     return keys;
 }
 
+Sample Dataset::images(int64_t i) const {
+    return store_->images(rows_.at(static_cast<std::size_t>(i)));
+}
+
 Dataset::ImageSizes Dataset::image_sizes(int64_t i) const {
     ImageSizes sizes;
     if (!store_->record(rows_.at(static_cast<std::size_t>(i))).has(RowRecord::given_images)) return sizes;

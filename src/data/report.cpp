@@ -88,6 +88,8 @@ SetReport report_on(const Dataset& rows, RowsByIds& by_ids) {
         const Sample sample = rows.sample(i);
         const std::vector<int32_t>& ids = sample.ids;
         lengths.push_back(static_cast<int64_t>(ids.size()));
+        report.images += static_cast<int64_t>(sample.images.size());
+        for (const auto& [begin, end] : image_ranges(sample)) report.image_tokens += end - begin;
         if (const auto earlier = by_ids.find(ids); earlier && rows.sample(*earlier).sources == sample.sources) {
             ++report.duplicates;
             if (report.first_duplicates.size() < listed_duplicates)

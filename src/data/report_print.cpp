@@ -77,6 +77,9 @@ std::string set_text(const char* title, const SetReport& set, bool held_out) {
     text += line("duplicates", set.duplicates, duplicates_text(set));
     text += line("tokens", set.tokens,
                  cat(grouped(set.trained_tokens), " of them trained (", percent(set.trained_tokens, set.tokens), ")"));
+    if (set.images > 0)
+        text += line("images", set.images,
+                     cat(grouped(set.image_tokens), " tokens (", percent(set.image_tokens, set.tokens), ")"));
     if (set.rows == 0) return text;
     text +=
         cat("  ", padded("length", label_width), "shortest ", grouped(set.shortest), ", median ", grouped(set.median),
@@ -150,6 +153,7 @@ Json json_of(const SetReport& set) {
         {"first_duplicates", set.first_duplicates},
         {"tokens", set.tokens},
         {"trained_tokens", set.trained_tokens},
+        {"images", {{"count", set.images}, {"tokens", set.image_tokens}}},
         {"length", {{"shortest", set.shortest}, {"median", set.median}, {"p95", set.p95}, {"longest", set.longest}}}};
     json["histogram"] = Json::array();
     for (const LengthBin& bin : set.lengths)

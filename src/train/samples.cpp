@@ -62,7 +62,7 @@ void Samples::answer(ops::Context& ctx, model::Model& model, int64_t step, doubl
                                    {"prompt", tokenizer_.decode(prompts_[i].ids, /*skip_special=*/true)},
                                    {"answer", tokenizer_.decode(answers[i].ids, /*skip_special=*/true)}};
         if (is_first && prompts_[i].images && i < pictured_prompts)
-            row["images"] = sight_.thumbnails(prompts_[i], pictured_images);
+            row["images"] = sight_.thumbnails(prompts_[i].images->images, pictured_images);
         rows_->add(row);
     }
 }

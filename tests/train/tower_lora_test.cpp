@@ -62,6 +62,29 @@ TEST_P(TowerLoraTest, TrainsAsTheReference) {
     expect_trains_as_reference(*rows, model_path(), request(), lora);
 }
 
+/// PEFT's list names ends of paths in the whole model, the tower's too: the same adapter as its expression.
+TEST_P(TowerLoraTest, ListsNameLinearsOfTheTower) {
+    const bool fused = family == "qwen3_vl";
+    nlohmann::json names = {"q_proj", "v_proj", "attn.qkv", "attn.proj"};
+    if (fused) names.insert(names.end(), {"linear_fc1", "linear_fc2"});
+    if (!fused) names.insert(names.end(), {"merger.mlp.0", "mlp.2"});
+    for (int64_t block = 0; !fused && block < file()->spec.vision->depth; ++block)
+        for (const char* const part : {"gate_proj", "up_proj", "down_proj"})
+            names.push_back(cat("visual.blocks.", block, ".mlp.", part));
+    const ScratchFolder folder;
+    fs::copy(unpacked(lora), folder.path());
+    fs::copy(unpacked(lora / "initial"), folder / "initial");
+    nlohmann::json config = read_json(folder / "initial/adapter_config.json");
+    config["target_modules"] = names;
+    write_text(folder / "initial/adapter_config.json", config.dump());
+    expect_trains_as_reference(*rows, model_path(), request(), folder.path());
+    // What a run saves has the list that it read.
+    const model::LoadRequest request = reference_run(*rows, this->request(), folder.path()).request;
+    const spec::LoraSpec saved = model::ModelPlan(file(), request).request().lora.value();
+    EXPECT_FALSE(saved.target_is_regex);
+    EXPECT_EQ(nlohmann::json(saved.target_modules), names);
+}
+
 /// What layers keep, and how many micro-batches are in flight, changes no bit.
 TEST_P(TowerLoraTest, RecomputedLayersTrainTheSame) {
     SeenRun run = reference_run(*rows, request(), lora);
@@ -254,6 +277,10 @@ TEST_P(TowerLoraTest, RefusesWhatDoesNotGoWithIt) {
     request = asked();
     request.sharding = {.level = weights::Sharding::parameters, .share = {0, 2}};
     expect_refused("option.unsupported", "distributed.zero_stage 3", request);
+    request = asked();
+    request.lora->target_modules = {"attn.qkv"};
+    request.lora->tower = spec::TowerTargets::named;
+    expect_refused("adapter.unsupported", "language model", request);
     request = asked();
     request.adapter = unpacked(rows->set / "lora/initial").string();
     expect_refused("adapter.contradicts", "lora.vision", request);

@@ -93,6 +93,7 @@ class Dataset {
         int64_t patches = 0;  ///< of the largest image
         int64_t tokens = 0;   ///< of all
     };
+    Sample images(int64_t i) const;           ///< of the row `images` and `sources` alone, without pixels
     ImageSizes image_sizes(int64_t i) const;  ///< without a pixel; reads a row that has images
     /// Tokens of its segments, with those that segments share once for each; reads a row of several segments.
     int64_t keys(int64_t i) const;

@@ -38,7 +38,8 @@ struct SetReport {
     int64_t shortest = 0, median = 0, p95 = 0, longest = 0;     ///< tokens of a row
     int64_t duplicates = 0;                                     ///< rows whose ids are those of an earlier row
     std::vector<std::pair<int64_t, int64_t>> first_duplicates;  ///< {row, the earlier row}, the first few
-    std::vector<LengthBin> lengths;                             ///< from 0 on, of equal width, without a gap
+    int64_t images = 0, image_tokens = 0;
+    std::vector<LengthBin> lengths;  ///< from 0 on, of equal width, without a gap
 };
 
 /// How training rows make steps, on one device.

@@ -30,7 +30,7 @@ std::shared_ptr<const VisionRows> read_vision_rows(const std::filesystem::path& 
 std::string describe(const VisionRows& vision);
 
 /// [T, 3] positions of a row, from 0 on in each segment, as transformers' get_rope_index: an image's tokens have the
-/// time of its place, and their row and column beyond that; the text goes on behind the largest of them.
+/// time of its place, and their row and column beyond that; the text continues after the largest of them.
 std::vector<int32_t> axes_of(const Sample& row, const VisionRows& vision);
 
 /// Decodes the images of rows that have none of their pixels yet, with several threads. Input Error for a file that
