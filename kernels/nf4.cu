@@ -166,18 +166,13 @@ void launch(Jobs& jobs, spec::DType out_type, cudaStream_t stream) {
 
 // ---- quantisation ----
 
-__device__ __forceinline__ unsigned nf4_code_of(const Nf4Thresholds& thresholds, float x) {
-    unsigned code = 0;
-#pragma unroll
-    for (int i = 0; i < 15; ++i) code += x > thresholds.value[i] ? 1 : 0;
-    return code;
-}
-
 /// A warp a block of 64, a lane two elements.
 template <class T>
-__global__ void __launch_bounds__(threads)
-    quantize_blocks(const T* __restrict__ w, int64_t elements, int64_t blocks, Nf4Thresholds thresholds,
-                    uint8_t* __restrict__ packed, float* __restrict__ absmax) {
+__global__ void __launch_bounds__(threads) quantize_blocks(const T* __restrict__ w, int64_t elements, int64_t blocks,
+                                                           const __grid_constant__ Nf4Thresholds nf4,
+                                                           uint8_t* __restrict__ packed, float* __restrict__ absmax) {
+    __shared__ float thresholds[15];
+    copy_thresholds(nf4, thresholds);
     const int64_t block = int64_t{blockIdx.x} * (threads / warp) + threadIdx.x / warp;
     if (block >= blocks) return;
     const int64_t first = block * spec::quant4_block + (threadIdx.x % warp) * 2;

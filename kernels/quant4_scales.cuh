@@ -43,6 +43,21 @@ struct Nf4Thresholds {
     Nf4Thresholds() { std::copy(std::begin(spec::nf4_threshold), std::end(spec::nf4_threshold), value); }
 };
 
+/// A thread block's copy of them: indexed by lanes, shared memory is faster than a kernel's arguments. All threads call
+/// it, and see all values after it.
+__device__ __forceinline__ void copy_thresholds(const Nf4Thresholds& from, float (&shared)[15]) {
+    if (threadIdx.x < 15) shared[threadIdx.x] = from.value[threadIdx.x];
+    __syncthreads();
+}
+
+/// The code of x / largest: how many thresholds it exceeds, by halving. Of a NaN 0.
+__device__ __forceinline__ unsigned nf4_code_of(const float* thresholds, float x) {
+    unsigned code = x > thresholds[7] ? 8 : 0;
+    code += x > thresholds[code + 3] ? 4 : 0;
+    code += x > thresholds[code + 1] ? 2 : 0;
+    return code + (x > thresholds[code] ? 1 : 0);
+}
+
 /// run(std::integral_constant<int, block of the weight>).
 template <class Run>
 void dispatch_block(const spec::Quant4View& weight, const Run& run) {

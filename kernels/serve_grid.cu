@@ -132,14 +132,6 @@ __device__ __forceinline__ void round_block(Values& v) {
     for (int i = 0; i < columns; ++i) v[i] = finite ? spec::on_grid(kGrid, v[i], scale) : __int_as_float(0x7FC00000);
 }
 
-/// How many of them x exceeds, by halving.
-__device__ __forceinline__ unsigned nf4_code_of(const float* thresholds, float x) {
-    unsigned code = x > thresholds[7] ? 8 : 0;
-    code += x > thresholds[code + 3] ? 4 : 0;
-    code += x > thresholds[code + 1] ? 2 : 0;
-    return code + (x > thresholds[code] ? 1 : 0);
-}
-
 /// Codes and block maximum of the block of 64 that 8 neighbours hold.
 __device__ __forceinline__ void store_nf4(const Nf4Blocks& to, const float* thresholds, int64_t first, bool inside,
                                           const Values& v) {
@@ -173,10 +165,7 @@ template <class Base, class T, spec::ServeGrid kGrid>
 __global__ void __launch_bounds__(threads, 3)
     fold(const __grid_constant__ GridFold p, Base base, const __grid_constant__ Nf4Thresholds nf4) {
     __shared__ float thresholds[15];
-    if constexpr (kGrid == spec::ServeGrid::nf4) {
-        if (threadIdx.x < 15) thresholds[threadIdx.x] = nf4.value[threadIdx.x];
-        __syncthreads();
-    }
+    if constexpr (kGrid == spec::ServeGrid::nf4) copy_thresholds(nf4, thresholds);
     base.prepare();
     const int64_t column = (int64_t{blockIdx.x} * warp + threadIdx.x % warp) * columns;
     const bool inside = column < p.cols;
@@ -224,16 +213,12 @@ __global__ void __launch_bounds__(threads)
             from_float<T>(finite ? spec::on_grid(spec::ServeGrid::fp8, w[k], scale) : __int_as_float(0x7FC00000));
 }
 
-bool is_aligned(const void* data) {
-    return reinterpret_cast<uintptr_t>(data) % 16 == 0;
-}
-
 template <class T, spec::ServeGrid kGrid>
 void launch(GridFold p, cudaStream_t stream) {
     if (p.rows == 0 || p.cols == 0) return;
-    p.a_aligned = is_aligned(p.a);
-    p.b_aligned = is_aligned(p.b) && p.rank % 2 == 0;
-    p.out_aligned = is_aligned(p.out.data) && p.out.stride % columns == 0;
+    p.a_aligned = aligned_16(p.a, {}, spec::DType::f32);
+    p.b_aligned = aligned_16(p.b, {}, spec::DType::f32) && p.rank % 2 == 0;
+    p.out_aligned = aligned_16(p.out.data, {}, spec::DType::f32) && p.out.stride % columns == 0;
     const dim3 grid(static_cast<unsigned>(ceil_div(p.cols, int64_t{warp * columns})),
                     static_cast<unsigned>(std::min<int64_t>(ceil_div(p.rows, int64_t{warps * tile_rows}), 65535)));
     const auto run = [&](const auto& base) {

@@ -1,6 +1,6 @@
 // Small operators of a tower over image patches: bytes to values, interpolated positions, LayerNorm (Ba et al., 2016),
 // GELU (Hendrycks & Gimpel, 2016), the last two backward too. A block has a row and its threads walk the columns. They
-// run once a micro-batch beside products that are two orders larger. Ceiling: the bandwidth of memory.
+// run once a micro-batch, next to products that are two orders larger. Ceiling: the bandwidth of memory.
 #include "kernels/common/device.cuh"
 #include "kernels/common/launch.h"
 #include "kernels/vision.h"

@@ -10,8 +10,9 @@ import-config runs on every configuration there. A file is
   other model  its model is of a family that is not trained here, or it learns pictures, sound or rewards;
   other task   no configuration of a training: a launcher's file, a service's, one of inference or merging;
   not read     refused for another reason.
-The share is that of whole files among whole ones and those with losses. Exit code 1 when a program's share is below
---at_least, or when a file is not read.
+The share is that of whole files among whole ones and those with losses. A second share leaves out files whose method
+is not here: another optimizer, loss or kind of adapter, training in rounded numbers, experts in full. Exit code 1 when
+a program's first share is below --at_least, or when a file is not read.
 """
 
 import argparse
@@ -55,6 +56,13 @@ FAMILIES = [
 
 # Losses that say that no model for texts is trained: pictures, sound, rewards.
 OTHER_MODEL = re.compile(r"(processor_type|freeze_mm_modules|image_size|reward_model|process_reward_model|stage: rm)\b")
+# Losses that say that the file is of a method that is not here.
+OTHER_METHOD = re.compile(
+    r"(optimizer|optim|use_(adam_mini|apollo|badam|galore|muon)"
+    r"|rl: ebft|diffusion|use_(eaft|asft_loss|dft_loss|eaft_loss)|loss_type: apo"
+    r"|relora|lisa_n_layers|peft: .*loftq|pissa_init|finetuning_type: (oft|freeze)|mixture_of_depths"
+    r"|qat|fp8|llmcompressor|as a whole: models of experts)\b"
+)
 # Fields that name rows to train on.
 ROWS = ("datasets", "dataset", "dataset_name", "dataset_mixer", "pretraining_dataset")
 
@@ -97,6 +105,7 @@ def read(program, root, path, peer):
         return result | {"kind": "other model"}
     if result["family"] in ("qwen3_moe", "gpt_oss") and adapter.get("finetuning_type") == "full":
         result["lost"].append("as a whole: models of experts are trained by adapters")
+    result["method"] = not any(OTHER_METHOD.match(loss) for loss in result["lost"])
     return result | {"kind": "with losses" if result["lost"] else "whole"}
 
 
@@ -117,18 +126,22 @@ def count(program, folder, peer, workers):
         return list(pool.map(lambda path: read(program, folder, path, peer), paths))
 
 
-def share_of(kinds):
-    trained = kinds["whole"] + kinds["with losses"]
-    return kinds["whole"] / trained if trained else None
+def shares_of(results):
+    """The share of whole files, and the same among those whose method is here; None: there are none."""
+    trained = [result for result in results if result["kind"] in ("whole", "with losses")]
+    here = [result for result in trained if result["method"]]
+    whole = sum(result["kind"] == "whole" for result in trained)
+    return [whole / len(counted) if counted else None for counted in (trained, here)]
 
 
 def report(peer, results, show_losses):
     kinds = collections.Counter(result["kind"] for result in results)
-    share = share_of(kinds)
+    share, share_here = shares_of(results)
     print(
         f"{peer}: {len(results)} files; "
         + ", ".join(f"{number} {kind}" for kind, number in sorted(kinds.items()))
         + ("" if share is None else f"; {share:.0%} of those whose models are trained are whole")
+        + ("" if share_here is None else f", {share_here:.0%} of those whose methods are here too")
     )
     lost = collections.Counter()
     for result in results:
@@ -144,6 +157,16 @@ def report(peer, results, show_losses):
             for loss in result["lost"]:
                 print(f"      {loss[:200]}")
     return share, kinds
+
+
+def row_of(peer, commit, results):
+    """Of the table that docs/how-to/migrate/README.md has."""
+    kinds = collections.Counter(result["kind"] for result in results)
+    trained = [result for result in results if result["kind"] in ("whole", "with losses")]
+    here = sum(result["method"] for result in trained)
+    numbers = [len(results), len(results) - kinds["other task"], len(trained), here, kinds["whole"]]
+    shares = ["–" if share is None else f"{share:.0%}".replace("%", " %") for share in shares_of(results)]
+    return "| " + " | ".join([peer, commit, *map(str, numbers), *shares]) + " |"
 
 
 def main():
@@ -163,20 +186,14 @@ def main():
             continue
         results = count(program, folder, peer, arguments.workers)
         share, kinds = report(peer, results, arguments.losses)
-        rows.append((peer, commit_of(folder), len(results), kinds, share))
+        rows.append(row_of(peer, commit_of(folder), results))
         if kinds["not read"] or (share is not None and share < arguments.at_least):
             missed.append(peer)
     if not rows:
         sys.exit(f"{arguments.folder}: none of {', '.join(PEERS)} is there")
     if arguments.markdown:
-        print("| program | commit | files | of a run | model trained here | whole | share |\n|" + " -- |" * 7)
-        for peer, commit, files, kinds, share in rows:
-            runs = files - kinds["other task"]
-            trained = kinds["whole"] + kinds["with losses"]
-            print(
-                f"| {peer} | {commit} | {files} | {runs} | {trained} | {kinds['whole']} |",
-                "– |" if share is None else f"{share:.0%} |",
-            )
+        print("| examples | commit | files | of a training | model here | method too | whole | share | of methods |")
+        print("|" + " -- |" * 9, *rows, sep="\n")
     if missed:
         sys.exit("below the share: " + ", ".join(missed))
 

@@ -17,5 +17,5 @@ if [ "$(cat .deps/site/stamp 2>/dev/null)" != "$stamp" ]; then
         fail "pip could not install: ${wanted[*]}"
     echo "$stamp" >.deps/site/stamp
 fi
-.deps/site/bin/mkdocs --quiet build --strict --config-file scripts/mkdocs.yml
+.deps/site/bin/python -m mkdocs --quiet build --strict --config-file scripts/mkdocs.yml
 say "The site is in build/site: open build/site/index.html"

@@ -4,6 +4,7 @@
   the index of a folder of generated pages, these come under it.
 - Pages and files outside docs/ that pages name (CONTRIBUTING.md, configs/...) become part of the site; a link to a
   folder becomes a link to its README.md, or plain text.
+- Pages fetch nothing from another host: the theme's shim for search without a server is scripts/site_worker.js.
 """
 
 import os
@@ -54,7 +55,7 @@ def navigation():
     nav = []
     for section in re.split(r"^## ", (DOCS / "README.md").read_text(), flags=re.MULTILINE)[1:]:
         entries = []
-        for title, target, _ in LINK.findall(section):
+        for title, target, _ in LINK.findall("\n".join(re.findall(r"^- .*", section, re.MULTILINE))):
             path = (DOCS / target).resolve()
             place = place_on_site(path)
             if path.name == "README.md" and path.parent.parent.name == "reference":
@@ -73,7 +74,8 @@ def on_config(config):
 
 
 def on_files(files, config):
-    files.append(File.generated(config, "site.css", abs_src_path=str(ROOT / "scripts" / "site.css")))
+    for name in ("site.css", "site_worker.js"):
+        files.append(File.generated(config, name, abs_src_path=str(ROOT / "scripts" / name)))
     for path in outside_files():
         files.append(File.generated(config, place_on_site(path), abs_src_path=str(path)))
     return files
@@ -85,6 +87,8 @@ def on_page_markdown(markdown, page, config, files):
     if place.startswith(WIDE):
         page.meta["hide"] = ["toc"]
         markdown = re.sub(r"^(# .*)$", r"\1\n\n<div class='options'></div>", markdown, count=1, flags=re.MULTILINE)
+    if place == "development/modules.md":
+        page.meta["hide"] = ["toc"]  # its drawing is as wide as the page
 
     def on_the_site(match):
         label, target, anchor = match[1], match[2], match[3] or ""
@@ -96,3 +100,12 @@ def on_page_markdown(markdown, page, config, files):
         return f"[{label}]({os.path.relpath(goal, os.path.dirname(place) or '.')}{anchor})"
 
     return LINK.sub(on_the_site, markdown)
+
+
+def on_post_page(output, page, config):
+    up = "../" * page.file.dest_uri.count("/")
+    return output.replace("https://unpkg.com/iframe-worker/shim", up + "site_worker.js")
+
+
+def on_post_template(output_content, template_name, config):
+    return output_content.replace("https://unpkg.com/iframe-worker/shim", "/site_worker.js")

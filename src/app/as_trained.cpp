@@ -93,7 +93,7 @@ fs::path result_folder(const CommandLine& line) {
 
 std::vector<config::OptionsToTake> options_to_take(Command command) {
     std::vector<config::OptionsToTake> all = {config::base_precision(),
-                                              {{"model.dtype", "data.template"}, {}},
+                                              {{"model.dtype", "data.template", "data.image_max_pixels"}, {}},
                                               {{"data.chat_template_kwargs"}, {"data.template"}}};
     const std::vector<std::string> targets = {"data.train_on_prompt", "data.train_on_last_turn_only"};
     if (command != Command::generate && command != Command::serve) all.push_back({targets, targets});

@@ -263,7 +263,7 @@ void run_generate(const config::LoadedConfig& given, const engine_api::GenerateR
     const config::LoadedConfig loaded = session::with_base(given, request.adapters);
     const session::OpenedModel opened = session::open_model(loaded.config);
     const tokenizer::Tokenizer tokenizer = opened.tokenizer();
-    const session::Sight sight(opened);
+    const session::Sight sight(opened, loaded.config.data.image_max_pixels);
     const session::PromptEncoder encoder(tokenizer, loaded.config.data, request.rows, sight);
     std::vector<session::SeenPrompt> prompts;
     std::vector<int32_t> adapters;  // of each prompt

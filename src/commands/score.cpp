@@ -105,6 +105,7 @@ void run_score(const config::LoadedConfig& given, const engine_api::ScoreRequest
     options.max_positions = 0;  // what the model makes of too long a row is what a probe is asked
     if (options.long_rows == config::LongRows::automatic)
         options.long_rows = config::LongRows::truncate;  // a line for each row
+    options.min_length = 0;
     if (!loaded.is_given("model.max_seq_length")) options.max_seq_length = 0;
     const data::Dataset rows = session::read_rows(opened, loaded.config, options);
     const Limits limits = limits_of(rows);

@@ -220,7 +220,7 @@ void run_serve(const config::LoadedConfig& given, const GenerateRequest& answers
     const std::vector<std::string> keys = read_keys(request.api_key_file);
     const weights::AdapterSlots slots =
         slots_for(answers, request, spec, loaded.config.model.adapter_name_or_path.has_value());
-    const session::Sight sight(opened);
+    const session::Sight sight(opened, loaded.config.data.image_max_pixels);
     const ServedSizes sizes = served_sizes(loaded, answers, spec, sight);
     Gate gate;
     Servers servers(request, gate.handler());

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <array>
 #include <filesystem>
 #include <map>
 
@@ -11,6 +12,9 @@
 
 namespace unsloth::config {
 namespace {
+
+/// What files of rows are called that are not configurations.
+constexpr std::array row_suffixes{".jsonl", ".csv", ".tsv", ".txt", ".parquet", ".arrow", ".gz", ".zst"};
 
 struct Flag {
     std::string name;                  ///< without the dashes in front, with underscores inside
@@ -156,7 +160,15 @@ class FlagReader {
                 std::filesystem::exists(std::filesystem::path(argument) / file, ignored))
                 return cat("Name the folder with --", option, " ", shell_word(argument), ".");
         }
-        const std::string meant = argument.find_first_of("./") == std::string::npos ? "" : nearest_path(argument);
+        const auto rows = options_.find("data.train_file");
+        const bool holds_rows = std::any_of(row_suffixes.begin(), row_suffixes.end(),
+                                            [&](const char* suffix) { return argument.ends_with(suffix); });
+        std::error_code ignored;
+        const bool exists = std::filesystem::exists(argument, ignored);
+        if (exists && holds_rows && rows && !rows->option->unread)
+            return cat("Name a file of rows with --data.train_file ", shell_word(argument), ".");
+        const std::string meant =
+            exists || argument.find_first_of("./") == std::string::npos ? "" : nearest_path(argument);
         return meant.empty() ? "Options are written --key VALUE; see --help." : meant;
     }
 

@@ -54,13 +54,10 @@ uint64_t hash_mapped(const MappedFile& file, std::size_t offset, std::size_t siz
 }
 
 std::string to_json(const LoadReport& report) {
-    const nlohmann::json json = {{"rows", report.rows},
-                                 {"bad_rows", report.bad_rows},
-                                 {"masked_rows", report.masked_rows},
-                                 {"long_rows", report.long_rows},
-                                 {"augmented_rows", report.augmented_rows},
-                                 {"format", report.format},
-                                 {"warnings", report.warnings}};
+    const nlohmann::json json = {
+        {"rows", report.rows},           {"bad_rows", report.bad_rows},     {"masked_rows", report.masked_rows},
+        {"long_rows", report.long_rows}, {"short_rows", report.short_rows}, {"augmented_rows", report.augmented_rows},
+        {"format", report.format},       {"warnings", report.warnings}};
     return json.dump();
 }
 
@@ -70,8 +67,9 @@ std::optional<LoadReport> from_json(std::string_view text) {
         const nlohmann::json json = nlohmann::json::parse(text);
         for (const char* count : {"rows", "bad_rows", "masked_rows", "long_rows", "augmented_rows", "format"})
             if (!json.at(count).is_number_integer()) return std::nullopt;
-        LoadReport report{json.at("rows"),           json.at("bad_rows"), json.at("masked_rows"), json.at("long_rows"),
-                          json.at("augmented_rows"), json.at("format"),   json.at("warnings")};
+        const int64_t short_rows = json.value("short_rows", int64_t{0});
+        LoadReport report{json.at("rows"), json.at("bad_rows"),       json.at("masked_rows"), json.at("long_rows"),
+                          short_rows,      json.at("augmented_rows"), json.at("format"),      json.at("warnings")};
         if (report.format < config::DataFormat::automatic || report.format > config::DataFormat::text)
             return std::nullopt;
         return report;

@@ -83,10 +83,12 @@ void add_columns(ContentHash& key, const ColumnNames& columns) {
 
 void add_options(ContentHash& key, const RowOptions& options) {
     const auto& [objective, train_on_prompt, last_turn_only, max_seq_length, long_rows, max_positions, vocab_size,
-                 max_prompt_length, truncation_mode, bos_id, vision, image_root] = options;
+                 max_prompt_length, truncation_mode, bos_id, vision, image_root, image_max_pixels, min_length] =
+        options;
     key.add_field(cat(static_cast<int>(objective), " ", train_on_prompt, " ", last_turn_only, " ", max_seq_length, " ",
                       static_cast<int>(long_rows), " ", max_positions, " ", vocab_size, " ", bos_id, " ",
-                      max_prompt_length, " ", static_cast<int>(truncation_mode)));
+                      max_prompt_length, " ", static_cast<int>(truncation_mode), " ", image_max_pixels, " ",
+                      min_length));
     key.add_field(vision ? describe(*vision) : "text alone");
     key.add_field(image_root.empty() ? "" : fs::absolute(image_root).string());
 }

@@ -47,6 +47,7 @@ DatasetStats stats_of(const LoadReport& report, const DatasetOptions& options) {
     stats.bad_rows = report.bad_rows;
     stats.masked_rows = report.masked_rows;
     stats.long_rows = report.long_rows;
+    stats.short_rows = report.short_rows;
     stats.augmented_rows = report.augmented_rows;
     stats.format = report.format;
     stats.warnings = report.warnings;
@@ -71,6 +72,7 @@ Dataset::Dataset(std::shared_ptr<const Store> store, std::vector<int64_t> rows, 
     stats_.bad_rows = file.bad_rows;
     stats_.masked_rows = file.masked_rows;
     stats_.long_rows = file.long_rows;
+    stats_.short_rows = file.short_rows;
     stats_.duplicate_rows = file.duplicate_rows;
     stats_.augmented_rows = file.augmented_rows;
     stats_.format = file.format;
@@ -266,6 +268,10 @@ int64_t Dataset::keys(int64_t i) const {
     if (segments(i) < 2) return keys;
     for (const Segment& segment : sample(i).segments) keys += segment.shared;
     return keys;
+}
+
+Sample Dataset::images(int64_t i) const {
+    return store_->images(rows_.at(static_cast<std::size_t>(i)));
 }
 
 Dataset::ImageSizes Dataset::image_sizes(int64_t i) const {

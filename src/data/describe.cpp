@@ -12,6 +12,7 @@ std::string describe(const Dataset& dataset) {
     if (stats.truncated_rows > 0) text += cat("; cut: ", grouped(stats.truncated_rows));
     if (stats.split_rows > 0) text += cat("; split: ", grouped(stats.split_rows), " into ", grouped(stats.pieces));
     if (stats.long_rows > 0) text += cat("; omitted as too long: ", grouped(stats.long_rows));
+    if (stats.short_rows > 0) text += cat("; omitted as too short: ", grouped(stats.short_rows));
     if (stats.masked_rows > 0) text += cat("; omitted with all labels masked: ", grouped(stats.masked_rows));
     if (stats.duplicate_rows > 0) text += cat("; omitted as duplicates: ", grouped(stats.duplicate_rows));
     if (stats.bad_rows > 0) text += cat("; skipped as bad: ", grouped(stats.bad_rows));

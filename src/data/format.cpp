@@ -338,6 +338,7 @@ void RowFormatter::for_each_piece(const FormattedRow& row, const std::function<v
         piece.split = true;
         check_reach(piece);
         if (row.targets > 0 && piece.targets == 0) continue;
+        if (static_cast<int64_t>(piece.ids.size()) < options_.min_length) continue;
         piece.piece = number++;
         use(piece);
     }
@@ -346,6 +347,7 @@ void RowFormatter::for_each_piece(const FormattedRow& row, const std::function<v
 void RowFormatter::finish(FormattedRow& row) const {
     const auto limit = static_cast<std::size_t>(options_.max_seq_length);
     const bool long_row = options_.max_seq_length > 0 && row.ids.size() > limit;
+    row.too_short = static_cast<int64_t>(row.ids.size()) < options_.min_length;
     row.too_long = long_row && limit > 1 && (splits() || options_.long_rows == config::LongRows::drop);
     if (row.too_long && splits() && !row.images.empty())
         throw BadRow{"data.row-too-long",

@@ -122,13 +122,12 @@ auto named(const ImageSource& source, const Read& read) {
     }
 }
 
-template <class Use>
-auto with_bytes(const ImageSource& source, const Use& use) {
-    return named(source, [&] {
-        if (source.inlined) return use(std::as_bytes(std::span(source.data.data(), source.data.size())));
-        const MappedFile file(source.data);
-        return use(file.bytes());
-    });
+MappedFile opened(const ImageSource& source) {
+    return source.inlined ? MappedFile() : named(source, [&] { return MappedFile(source.data); });
+}
+
+std::span<const std::byte> bytes_of(const ImageSource& source, const MappedFile& file) {
+    return source.inlined ? std::as_bytes(std::span(source.data.data(), source.data.size())) : file.bytes();
 }
 
 }  // namespace
@@ -152,22 +151,29 @@ ImageSource image_source(const Json& value, const fs::path& root, const std::str
 }
 
 images::Size size_of(const ImageSource& source) {
-    return with_bytes(source, [](std::span<const std::byte> bytes) { return images::read_size(bytes); });
+    const MappedFile file = opened(source);
+    return named(source, [&] { return images::read_size(bytes_of(source, file)); });
 }
 
-std::string hash_of(const ImageSource& source) {
-    return with_bytes(source, [](std::span<const std::byte> bytes) {
-        ContentHash hash;
-        hash.add({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
-        return hash.hex();
-    });
-}
-
-images::Image decode(const ImageSource& source) {
+ImageFile::ImageFile(const ImageSource& source) : source_(source) {
     std::error_code failure;
     if (!source.inlined && fs::canonical(source.data, failure) != source.data && !failure)
         throw Error("image.outside-root", cat(source.data, ": a part of this path has become a link"));
-    return with_bytes(source, [](std::span<const std::byte> bytes) { return images::decode(bytes); });
+    file_ = opened(source);
+}
+
+std::span<const std::byte> ImageFile::bytes() const {
+    return bytes_of(source_, file_);
+}
+
+std::string ImageFile::hash() const {
+    ContentHash hash;
+    hash.add({reinterpret_cast<const char*>(bytes().data()), bytes().size()});
+    return hash.hex();
+}
+
+images::Image ImageFile::decode() const {
+    return named(source_, [&] { return images::decode(bytes()); });
 }
 
 }  // namespace unsloth::data

@@ -3,8 +3,10 @@
 
 #include <filesystem>
 #include <nlohmann/json_fwd.hpp>
+#include <span>
 #include <string>
 
+#include "unsloth/core/files.h"
 #include "unsloth/data/batch.h"
 #include "unsloth/images/image.h"
 
@@ -19,10 +21,22 @@ ImageSource image_source(const nlohmann::ordered_json& value, const std::filesys
 
 /// The size of an image, from its header. Input Errors of images::read_size() and of files, which name the source.
 images::Size size_of(const ImageSource& source);
-/// A hash of the file's bytes. Errors as size_of().
-std::string hash_of(const ImageSource& source);
-/// Decodes it. Input Errors as size_of(), and where the path has become a link that leads elsewhere.
-images::Image decode(const ImageSource& source);
+/// The file of an image, opened once. Input Errors as size_of(), and where the path has become a link that leads
+/// elsewhere.
+class ImageFile {
+  public:
+    /// `source` must live as long.
+    explicit ImageFile(const ImageSource& source);
+    /// A hash of its bytes.
+    std::string hash() const;
+    images::Image decode() const;
+
+  private:
+    std::span<const std::byte> bytes() const;
+
+    const ImageSource& source_;
+    MappedFile file_;
+};
 /// Its path, or "an image in the row".
 std::string name_of(const ImageSource& source);
 

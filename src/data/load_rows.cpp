@@ -44,7 +44,7 @@ constexpr std::array doubts = {RowDoubt::double_bos,    RowDoubt::open_end,     
 struct Losses {
     int64_t bad = 0;
     std::vector<Rejected> first_bad;
-    Occurrences masked, repaired, too_long;
+    Occurrences masked, repaired, too_long, too_short;
     int64_t masked_after_cut = 0;
     int64_t augmented = 0;
     std::array<Occurrences, doubts.size()> doubtful;
@@ -68,6 +68,7 @@ void add(Losses& sum, Losses&& other) {
     add(sum.masked, std::move(other.masked));
     add(sum.repaired, std::move(other.repaired));
     add(sum.too_long, std::move(other.too_long));
+    add(sum.too_short, std::move(other.too_short));
     sum.masked_after_cut += other.masked_after_cut;
     sum.augmented += other.augmented;
     for (std::size_t d = 0; d < doubts.size(); ++d) add(sum.doubtful[d], std::move(other.doubtful[d]));
@@ -168,6 +169,9 @@ std::vector<std::string> warnings_of(const Losses& lost, int64_t rows, const std
         warnings.push_back(cat(name, ": omitted ", lost.too_long.count, " of ", rows, " rows of more than ",
                                options.max_seq_length,
                                " tokens (data.overflow_strategy: drop): ", list_places(lost.too_long)));
+    if (lost.too_short.count > 0)
+        warnings.push_back(cat(name, ": omitted ", lost.too_short.count, " of ", rows, " rows of fewer than ",
+                               options.min_length, " tokens (data.min_length): ", list_places(lost.too_short)));
     if (lost.repaired.count > 0)
         warnings.push_back(cat(name, ": bytes that are not UTF-8 became U+FFFD in ", lost.repaired.count, " of ", rows,
                                " rows: ", list_places(lost.repaired)));
@@ -223,7 +227,7 @@ class RowLoader {
   private:
     struct EncodeResult {
         bool repaired = false, augmented = false, truncated = false;
-        bool dropped = false, masked = false;  ///< nothing was appended
+        bool dropped = false, too_short = false, masked = false;  ///< nothing was appended
         uint32_t doubts = 0;
     };
     /// Encodes a row and appends it, or its pieces, to `rows`.
@@ -239,10 +243,13 @@ class RowLoader {
         taken.doubts = row.doubts;
         taken.dropped = row.too_long && !formatter.splits();
         taken.masked = row.targets == 0 && !options_.keep_all_masked;
-        if (taken.dropped || taken.masked) return taken;
+        taken.too_short = row.too_short;
+        if (taken.dropped || taken.masked || taken.too_short) return taken;
         const int64_t id = part.first_id + raw.index;
+        const std::size_t before = rows.records.size();
         const auto append = [&](const FormattedRow& one) { rows.append(one, id, part.source); };
         row.too_long ? formatter.for_each_piece(row, append) : append(row);
+        taken.too_short = rows.records.size() == before;  // so is each piece
         return taken;
     }
     /// False when the row is bad.
@@ -264,6 +271,10 @@ class RowLoader {
             lost.augmented += row.augmented;
             if (row.dropped) {
                 lost.too_long.add(place());
+                return true;
+            }
+            if (row.too_short) {
+                lost.too_short.add(place());
                 return true;
             }
             if (row.masked) {
@@ -350,15 +361,13 @@ LoadReport load_rows(const std::vector<SourceFiles>& sources, const DatasetOptio
                                                              lost.first_bad[0].reason.message);
         throw Error("data.no-usable-rows",
                     cat(name, ": none of its ", reader.rows(), " rows can be used (", lost.bad, " bad, ",
-                        lost.masked.count, " with all labels masked, ", lost.too_long.count, " too long)", why));
+                        lost.masked.count, " with all labels masked, ", lost.too_long.count, " too long, ",
+                        lost.too_short.count, " too short)", why));
     }
-    LoadReport report{reader.rows(),
-                      lost.bad,
-                      lost.masked.count,
-                      lost.too_long.count,
-                      lost.augmented,
-                      sources.front().format,
-                      warnings_of(lost, reader.rows(), name, options, encoders.front())};
+    LoadReport report{reader.rows(),          lost.bad,
+                      lost.masked.count,      lost.too_long.count,
+                      lost.too_short.count,   lost.augmented,
+                      sources.front().format, warnings_of(lost, reader.rows(), name, options, encoders.front())};
     if (cut > 0)
         report.warnings.push_back(cat(name, ": cut ", cut, " of ", reader.rows(), " rows at ", options.max_seq_length,
                                       " tokens (model.max_seq_length)"));

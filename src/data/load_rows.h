@@ -20,7 +20,7 @@ class RowSink {
 /// What a load found out beside the rows.
 struct LoadReport {
     int64_t rows = 0;  ///< in the files
-    int64_t bad_rows = 0, masked_rows = 0, long_rows = 0, augmented_rows = 0;
+    int64_t bad_rows = 0, masked_rows = 0, long_rows = 0, short_rows = 0, augmented_rows = 0;
     config::DataFormat format = config::DataFormat::automatic;  ///< of the first source
     std::vector<std::string> warnings;                          ///< not logged yet
 };

@@ -72,10 +72,12 @@ SetReport report_on(const Dataset& rows, RowsByIds& by_ids) {
     report.bad = stats.bad_rows;
     report.masked = stats.masked_rows;
     report.too_long = stats.long_rows;
+    report.too_short = stats.short_rows;
     report.split = stats.split_rows;
     report.pieces = stats.pieces;
     report.dropped_duplicates = stats.duplicate_rows;
-    report.read = file_rows(stats) + stats.bad_rows + stats.masked_rows + stats.long_rows + stats.duplicate_rows;
+    report.read = file_rows(stats) + stats.bad_rows + stats.masked_rows + stats.long_rows + stats.short_rows +
+                  stats.duplicate_rows;
     report.rows = stats.rows;
     report.tokens = stats.tokens;
     report.trained_tokens = stats.trained_tokens;
@@ -86,6 +88,8 @@ SetReport report_on(const Dataset& rows, RowsByIds& by_ids) {
         const Sample sample = rows.sample(i);
         const std::vector<int32_t>& ids = sample.ids;
         lengths.push_back(static_cast<int64_t>(ids.size()));
+        report.images += static_cast<int64_t>(sample.images.size());
+        for (const auto& [begin, end] : image_ranges(sample)) report.image_tokens += end - begin;
         if (const auto earlier = by_ids.find(ids); earlier && rows.sample(*earlier).sources == sample.sources) {
             ++report.duplicates;
             if (report.first_duplicates.size() < listed_duplicates)

@@ -65,9 +65,10 @@ std::string set_text(const char* title, const SetReport& set, bool held_out) {
     if (!held_out) {
         text += line("read", set.read);
         text +=
-            line("dropped", set.bad + set.masked + set.too_long + set.dropped_duplicates,
+            line("dropped", set.bad + set.masked + set.too_long + set.too_short + set.dropped_duplicates,
                  cat(grouped(set.bad), " bad, ", grouped(set.masked), " with all labels masked",
                      set.too_long > 0 ? cat(", ", grouped(set.too_long), " too long") : "",
+                     set.too_short > 0 ? cat(", ", grouped(set.too_short), " too short") : "",
                      set.dropped_duplicates > 0 ? cat(", ", grouped(set.dropped_duplicates), " as duplicates") : ""));
     }
     text += line("rows", set.rows);
@@ -76,6 +77,9 @@ std::string set_text(const char* title, const SetReport& set, bool held_out) {
     text += line("duplicates", set.duplicates, duplicates_text(set));
     text += line("tokens", set.tokens,
                  cat(grouped(set.trained_tokens), " of them trained (", percent(set.trained_tokens, set.tokens), ")"));
+    if (set.images > 0)
+        text += line("images", set.images,
+                     cat(grouped(set.image_tokens), " tokens (", percent(set.image_tokens, set.tokens), ")"));
     if (set.rows == 0) return text;
     text +=
         cat("  ", padded("length", label_width), "shortest ", grouped(set.shortest), ", median ", grouped(set.median),
@@ -141,6 +145,7 @@ Json json_of(const SetReport& set) {
         {"dropped", {{"bad", set.bad}, {"all_labels_masked", set.masked}}},
         {"dropped_duplicates", set.dropped_duplicates},
         {"too_long", set.too_long},
+        {"too_short", set.too_short},
         {"rows", set.rows},
         {"truncated", set.truncated},
         {"split", {{"rows", set.split}, {"pieces", set.pieces}}},
@@ -148,6 +153,7 @@ Json json_of(const SetReport& set) {
         {"first_duplicates", set.first_duplicates},
         {"tokens", set.tokens},
         {"trained_tokens", set.trained_tokens},
+        {"images", {{"count", set.images}, {"tokens", set.image_tokens}}},
         {"length", {{"shortest", set.shortest}, {"median", set.median}, {"p95", set.p95}, {"longest", set.longest}}}};
     json["histogram"] = Json::array();
     for (const LengthBin& bin : set.lengths)

@@ -227,7 +227,7 @@ FormattedRow RowFormatter::with_images(Json row, const std::filesystem::path& fo
     return encoded(std::move(ids), learnt);
 }
 
-/// Leaves out the images behind the end of a row that was cut; none may lie across it.
+/// Leaves out the images after the end of a row that was cut; none may be cut itself.
 void RowFormatter::cut_images(FormattedRow& row) const {
     const auto end = static_cast<int64_t>(row.ids.size());
     while (!row.images.empty() && row.images.back().first >= end) {

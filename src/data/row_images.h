@@ -15,7 +15,7 @@ namespace unsloth::data {
 inline constexpr std::string_view image_placeholder = "<image>";
 
 /// Whether a row has a place for an image: a content part {type: image} or {type: image_url} of a message (in messages,
-/// conversations, prompt and completion), or `<image>` in a message's text beside a column images or image.
+/// conversations, prompt and completion), or `<image>` in a message's text of a row with a column images or image.
 bool has_image_places(const nlohmann::ordered_json& row);
 
 /// Takes the images out of a row: what is left has a content part {type: image} at each place, between the texts, and

@@ -78,7 +78,8 @@ std::string image_text(const Sample& sample, const Run& run) {
     const std::size_t count = run.tokens.second - run.tokens.first;
     const std::string file = i < sample.sources.size() ? name_of(sample.sources[i]) : "an image";
     return cat("[", printable(file), ": ", image.grid_w, " x ", image.grid_h,
-               sample.axes.empty() ? " tiles, " : " patches, ", count, count == 1 ? " token]" : " tokens]");
+               sample.axes.empty() ? " tiles, " : " patches, ", count, count == 1 ? " token" : " tokens",
+               " from token ", run.tokens.first, "]");
 }
 
 }  // namespace

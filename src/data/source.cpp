@@ -9,6 +9,7 @@
 #include <cctype>
 #include <cerrno>
 #include <cstring>
+#include <mutex>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
@@ -311,6 +312,14 @@ void check_column_names(const SourceFiles& source, ReaderOptions options) {
     }
 }
 
+/// A run opens a file several times where it trains and evaluates on slices of it, and says once what is in it.
+void log_once(const std::string& text) {
+    static std::mutex mutex;
+    static std::set<std::string> told;
+    const std::lock_guard lock(mutex);
+    if (told.insert(text).second) log::info(text);
+}
+
 }  // namespace
 
 config::DataFormat find_format(const SourceFiles& source, const ReaderOptions& options, bool skip_bad_rows) {
@@ -335,8 +344,8 @@ config::DataFormat find_format(const SourceFiles& source, const ReaderOptions& o
         if (found) continue;
         found = format;
         found_in = path.string();
-        log::info(file->name(), ": ", file->kind(), ", rows of format ", format_name(*format), " (columns ", columns,
-                  ")");
+        log_once(cat(file->name(), ": ", file->kind(), ", rows of format ", format_name(*format), " (columns ", columns,
+                     ")"));
     }
     ::malloc_trim(0);  // of a long first row: other threads, which read it again, have heaps of their own
     if (found) return *found;

@@ -153,16 +153,20 @@ void Dataset::Store::copy_images(const RowRecord& row, const int32_t* next, Samp
     }
 }
 
-/// The labels that the runs at `next` give; returns what stands behind them. A file's checksums keep accidents out, but
-/// the file may be anyone's: nothing outside of it is read.
-const int32_t* Dataset::Store::copy_runs(const RowRecord& row, const int32_t* next, Sample& sample) const {
-    const auto refuse = [&] { throw damaged(row, "the trained tokens of row "); };
+/// How many runs of trained tokens follow. A file's checksums keep accidents out, but the file may be anyone's: nothing
+/// outside of it is read.
+int32_t Dataset::Store::runs_at(const RowRecord& row, const int32_t* next) const {
     const int64_t behind = words.data() + words.size() - next - 1 - row.words_behind_labels();
-    const int32_t runs = *next++;
-    if (runs < 0 || runs > behind / 2) refuse();
+    if (*next < 0 || *next > behind / 2) throw damaged(row, "the trained tokens of row ");
+    return *next;
+}
+
+/// The labels that the runs at `next` give; returns what stands behind them.
+const int32_t* Dataset::Store::copy_runs(const RowRecord& row, const int32_t* next, Sample& sample) const {
+    const int32_t runs = runs_at(row, next++);
     sample.labels.assign(sample.ids.size(), ignore_label);
     for (int32_t run = 0; run < runs; ++run, next += 2) {
-        if (next[0] < 0 || next[0] > next[1] || next[1] > row.length) refuse();
+        if (next[0] < 0 || next[0] > next[1] || next[1] > row.length) throw damaged(row, "the trained tokens of row ");
         std::copy(sample.ids.begin() + next[0], sample.ids.begin() + next[1], sample.labels.begin() + next[0]);
     }
     return next;
@@ -199,6 +203,23 @@ Sample Dataset::Store::sample(int64_t i) const {
     if (row.has(RowRecord::given_options)) sample.options = copy_options(row, next);
     if (row.has(RowRecord::given_images)) copy_images(row, next, sample);
     if (vision && vision->three_axes && !sample.images.empty()) sample.axes = axes_of(sample, *vision);
+    return sample;
+}
+
+Sample Dataset::Store::images(int64_t i) const {
+    const RowRecord& row = record(i);
+    Sample sample;
+    sample.row = row.source_row;
+    if (!row.has(RowRecord::given_images)) return sample;
+    const int32_t* next = words.data() + row.start + row.length;
+    if (row.has(RowRecord::given_labels))
+        next += row.length;
+    else if (!row.has(RowRecord::all_trained))
+        next += 1 + int64_t{2} * runs_at(row, next);
+    if (row.has(RowRecord::given_positions)) next += row.length;
+    if (row.has(RowRecord::given_segments)) next += RowRecord::words_of_segment * row.segments;
+    if (row.has(RowRecord::given_options)) copy_options(row, next);
+    copy_images(row, next, sample);
     return sample;
 }
 

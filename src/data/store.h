@@ -72,6 +72,8 @@ struct Dataset::Store {
     /// Input Error for a row of a cache file whose runs of trained tokens are not within it, or whose segments are not
     /// its tokens.
     Sample sample(int64_t i) const;
+    /// Of the row its images and their sources alone. Errors as sample().
+    Sample images(int64_t i) const;
     DatasetStats count(const std::vector<int64_t>& rows) const;
 
     // What the spans look at: one of the two. They stand first, for the spans are made from them.
@@ -84,6 +86,7 @@ struct Dataset::Store {
 
   private:
     Error damaged(const RowRecord& row, const char* what) const;
+    int32_t runs_at(const RowRecord& row, const int32_t* next) const;
     const int32_t* copy_runs(const RowRecord& row, const int32_t* next, Sample& sample) const;
     Segments copy_segments(const RowRecord& row, const int32_t* next) const;
     OptionTokens copy_options(const RowRecord& row, const int32_t*& next) const;

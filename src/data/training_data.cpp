@@ -73,8 +73,10 @@ DatasetOptions dataset_options(const config::Config& config, const ModelLimits& 
     options.max_prompt_length = config.preference.max_prompt_length;
     options.truncation_mode = config.preference.truncation_mode;
     options.bos_id = limits.bos_id;
-    if (!limits.folder.empty()) options.vision = read_vision_rows(limits.folder);
+    if (!limits.folder.empty()) options.vision = read_vision_rows(limits.folder, config.data.image_max_pixels);
     options.image_root = config.data.image_root;
+    options.image_max_pixels = config.data.image_max_pixels;
+    options.min_length = config.data.min_length;
     return options;
 }
 

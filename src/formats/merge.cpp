@@ -265,12 +265,12 @@ MergedTensor MergedModel::open(const spec::TensorRule& rule) const {
 
 /// Of a tower's linear; nullptr: it has none.
 const spec::TowerLora* MergedModel::adapter_of(const TensorView& other) const {
-    const std::string_view name = other.name;
-    constexpr std::string_view tower = "visual.", weight = ".weight";
-    const std::size_t at = name.find(tower);
-    if (adapter_ == nullptr || at == std::string_view::npos || !name.ends_with(weight)) return nullptr;
-    const std::string_view module = name.substr(at + tower.size(), name.size() - at - tower.size() - weight.size());
-    const auto adapted = std::ranges::find(adapter_->tower, module, &spec::TowerLora::module);
+    if (adapter_ == nullptr) return nullptr;
+    const auto is_it = [&](const spec::TowerLora& linear) {  // alone, or below another module
+        const std::string weight = linear.name() + ".weight";
+        return other.name == weight || other.name.ends_with("." + weight);
+    };
+    const auto adapted = std::ranges::find_if(adapter_->tower, is_it);
     if (adapted == adapter_->tower.end()) return nullptr;
     if (other.shape != std::vector<int64_t>{adapted->n, adapted->k} || !spec::is_floating(other.dtype))
         throw Error("model.unsupported", cat(other.name, ": is quantised, and the adapter changes it"),
@@ -286,8 +286,8 @@ void MergedModel::append_other(SafetensorsWriter& writer, const TensorView& othe
     const spec::TowerLora* const adapter = adapter_of(other);
     if (adapter == nullptr) return writer.append(other.name, other.data);
     std::vector<float> values = floats_of(other);
-    const std::vector<float> a = floats_of(adapter_->file.at(tower_lora_a_name(adapter->module))),
-                             b = floats_of(adapter_->file.at(tower_lora_b_name(adapter->module)));
+    const std::vector<float> a = floats_of(adapter_->file.at(tower_lora_a_name(*adapter))),
+                             b = floats_of(adapter_->file.at(tower_lora_b_name(*adapter)));
     add_low_rank(b.data(), a.data(), adapter->lora.r, static_cast<float>(adapter->lora.scale), adapter->n, adapter->k,
                  values.data());
     std::vector<std::byte> bytes(values.size() * spec::size_of(type));

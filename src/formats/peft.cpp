@@ -346,8 +346,8 @@ std::vector<TensorDecl> adapter_tensors(const spec::LoraSpec& lora, const spec::
         }
     }
     for (const spec::TowerLora& linear : spec::resolve_tower_lora(lora, model)) {
-        tensors.push_back({tower_lora_a_name(linear.module), dtype, {linear.lora.r, linear.k}});
-        tensors.push_back({tower_lora_b_name(linear.module), dtype, {linear.n, linear.lora.r}});
+        tensors.push_back({tower_lora_a_name(linear), dtype, {linear.lora.r, linear.k}});
+        tensors.push_back({tower_lora_b_name(linear), dtype, {linear.n, linear.lora.r}});
     }
     for (const std::string& module : lora.modules_to_save)
         tensors.push_back(

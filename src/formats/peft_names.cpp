@@ -31,12 +31,12 @@ std::string magnitude_name(spec::LinearId id, std::string_view stem, bool crosse
     return adapted_module(id, stem, /*within=*/false, crosses) + ".lora_magnitude_vector";
 }
 
-std::string tower_lora_a_name(const std::string& module) {
-    return cat("base_model.model.", spec::TowerLora{module}.path(), ".lora_A.weight");
+std::string tower_lora_a_name(const spec::TowerLora& linear) {
+    return cat("base_model.model.", linear.path(), ".lora_A.weight");
 }
 
-std::string tower_lora_b_name(const std::string& module) {
-    return cat("base_model.model.", spec::TowerLora{module}.path(), ".lora_B.weight");
+std::string tower_lora_b_name(const spec::TowerLora& linear) {
+    return cat("base_model.model.", linear.path(), ".lora_B.weight");
 }
 
 std::string saved_module_name(const std::string& module, std::string_view stem) {
@@ -51,8 +51,8 @@ void take_older_names(SafetensorsFile& file, const spec::ModelSpec& model) {
     const std::string before = cat(root, model.stem());
     const bool tells = model.part_names == spec::PartNames::before;
     const auto name_now = [&](std::string_view name) -> std::string {
-        if (const std::string tower = cat(root, "visual."); name.starts_with(tower))
-            return cat(path, name.substr(root.size()));
+        for (const char* const tower : {"visual.", "vision_model.", "multi_modal_projector."})
+            if (name.starts_with(cat(root, tower))) return cat(path, name.substr(root.size()));
         const auto is_of_text = [](std::string_view below) {
             return below.starts_with("layers.") || below.starts_with("embed_tokens.");
         };

@@ -10,7 +10,7 @@
 namespace unsloth::generate {
 namespace {
 
-/// Of the pixels, behind the grid that they are cut by.
+/// A hash of the grid of patches and of the pixels.
 std::array<int32_t, 8> content_of(const data::Image& image) {
     const std::unique_ptr<EVP_MD_CTX, decltype(&::EVP_MD_CTX_free)> hash(::EVP_MD_CTX_new(), &::EVP_MD_CTX_free);
     const int32_t grid[] = {image.grid_h, image.grid_w};

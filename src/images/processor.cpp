@@ -86,10 +86,21 @@ void copy_square(const Image& image, int32_t left, int32_t top, int32_t side, ui
     }
 }
 
+/// Of an image of more than shrink_to pixels the size that has about so many; of others their own.
+Size shrunk_size(const Processor& processor, Size size) {
+    const double pixels = static_cast<double>(size.width) * size.height,
+                 most = static_cast<double>(processor.shrink_to);
+    if (processor.shrink_to == 0 || pixels <= most) return size;
+    const double factor = std::sqrt(most / pixels);
+    const auto scaled = [&](int32_t side) { return std::max(static_cast<int32_t>(side * factor), 1); };
+    return {scaled(size.width), scaled(size.height)};
+}
+
 }  // namespace
 
 Grid grid_of(const Processor& processor, Size size) {
     UNSLOTH_CHECK(size.width > 0 && size.height > 0, "an image of ", size.width, " x ", size.height);
+    size = shrunk_size(processor, size);
     if (processor.layout == Layout::tiles) return tiling_of(processor, size);
     const Size resized = patched_size(processor, size);
     return {resized.height / processor.patch, resized.width / processor.patch, 0};
@@ -103,6 +114,8 @@ int64_t tokens_of(const Processor& processor, const Grid& grid) {
 Pixels process(const Processor& processor, Image image) {
     Pixels pixels{grid_of(processor, image.size), {}};
     const Grid& grid = pixels.grid;
+    const Size shrunk = shrunk_size(processor, image.size);
+    if (shrunk.width != image.size.width) image = resize(std::move(image), shrunk, Filter::bicubic);
     const bool tiles = processor.layout == Layout::tiles;
     const int32_t side = tiles ? processor.tile : processor.patch, merge = tiles ? 1 : processor.merge;
     const Size size = tiles ? fitted_size(processor, image.size, grid) : Size{grid.width * side, grid.height * side};

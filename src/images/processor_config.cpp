@@ -126,7 +126,7 @@ std::optional<Processor> read_processor(const std::filesystem::path& model_folde
 }
 
 std::string describe(const Processor& processor) {
-    const auto& [layout, filter, rescale, mean, std, patch, merge, least, most, tile, tiles] = processor;
+    const auto& [layout, filter, rescale, mean, std, shrink_to, patch, merge, least, most, tile, tiles] = processor;
     const auto exact = [](double value) {
         char text[32];
         std::snprintf(text, sizeof text, "%.17g", value);
@@ -137,6 +137,7 @@ std::string describe(const Processor& processor) {
                            : cat("patches ", patch, " merged ", merge, " pixels ", least, " to ", most);
     text += cat(filter == Filter::bilinear ? " bilinear " : " bicubic ", exact(rescale));
     for (std::size_t c = 0; c < 3; ++c) text += cat(" ", exact(mean[c]), "/", exact(std[c]));
+    if (shrink_to > 0) text += cat(" of at most ", shrink_to, " pixels");
     return text;
 }
 

@@ -184,7 +184,8 @@ void add_data(PeerRows& rows) {
         .means("dataset_exact_deduplication", "data.drop_duplicates", {}, {nullptr})
         .only({"dataset_shard_num", "dataset_shard_idx"}, off, "a run reads all rows; split the file")
         .aside({"push_dataset_to_hub"}, "nothing is uploaded")
-        .only({"min_sample_len", "max_prompt_len"}, off, "rows are omitted by length only above model.max_seq_length")
+        .means("min_sample_len", "data.min_length", {}, {nullptr, false})
+        .only({"max_prompt_len"}, off, "rows are left out by their whole length")
         .only({"eval_sequence_len"}, {nullptr}, "evaluation rows are cut at model.max_seq_length too")
         .only({"use_pose", "pose_split_on_token_ids", "pose_max_context_len", "pose_num_chunks"}, off,
               "positions are 0, 1, 2, …, or what a tokenised row says (position_ids)")

@@ -69,6 +69,23 @@ void import_order(Importer& importer) {
                   "drawn, and every epoch repeats it");
 }
 
+/// Labels of conversations begin where a turn's text does: after the empty thought that the template writes.
+void tell_thoughts(Importer& importer, const Json& model) {
+    const Json name = importer.look("chat_template"), sets = importer.look("datasets");
+    const bool own = name.is_null() || (name.is_string() && name.get<std::string>().starts_with("tokenizer_default"));
+    const auto converses = [](const Json& one) {
+        const Json type = one.is_object() ? one.value("type", Json("")) : Json("");
+        return type.is_string() && type.get<std::string>().starts_with("chat_template");
+    };
+    if (!own || !importer.look("chat_template_jinja").is_null() || !importer.look("rl").is_null() ||
+        !model.is_string() || !has_hybrid_thinking(model) || !sets.is_array() ||
+        std::none_of(sets.begin(), sets.end(), converses))
+        return;
+    importer.lose("datasets",
+                  "the empty thought in front of a last answer has labels here, and none there; chat_template: qwen3 "
+                  "is imported with the labels that it has there");
+}
+
 }  // namespace
 
 void import_axolotl_model(Importer& importer) {
@@ -77,6 +94,7 @@ void import_axolotl_model(Importer& importer) {
     import_vision(importer, model);
     import_vocabulary(importer, model);
     import_order(importer);
+    tell_thoughts(importer, model);
 }
 
 }  // namespace unsloth::import

@@ -4,7 +4,7 @@
 #include <map>
 #include <vector>
 
-#include "import/model_names.h"
+#include "import/template_names.h"
 #include "unsloth/core/error.h"
 
 namespace unsloth::import {
@@ -263,48 +263,19 @@ ImportedSource read_axolotl_source(Importer& importer, const std::string& key, c
     return AxolotlSource(importer, key, entry, rl).read();
 }
 
-namespace {
-
-// Turns of axolotl's templates of these names.
-constexpr const char* phi_3 =
-    "{{ bos_token }}{% for message in messages %}{% if message['role'] == 'system' %}{{ '<|system|>\\n' + "
-    "message['content'] + '<|end|>\\n' }}{% elif message['role'] == 'user' %}{{ '<|user|>\\n' + message['content'] + "
-    "'<|end|>\\n<|assistant|>\\n' }}{% elif message['role'] == 'assistant' %}{{ message['content'] + '<|end|>\\n' }}"
-    "{% endif %}{% endfor %}";
-constexpr const char* phi_35 =
-    "{% for message in messages %}{% if message['role'] == 'system' and message['content'] %}{{ '<|system|>\\n' + "
-    "message['content'] + '<|end|>\\n' }}{% elif message['role'] == 'user' %}{{ '<|user|>\\n' + message['content'] + "
-    "'<|end|>\\n' }}{% elif message['role'] == 'assistant' %}{{ '<|assistant|>\\n' + message['content'] + "
-    "'<|end|>\\n' }}{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% endif %}";
-
-}  // namespace
-
 std::optional<std::string> axolotl_template(Importer& importer, const std::string& key, const Json& name) {
-    static const std::vector<std::pair<const char*, const char*>> same = {
-        {"chatml", "chatml"}, {"llama3", "llama-3"}, {"alpaca", "alpaca"}};
-    for (const auto& [theirs, ours] : same)
-        if (name == theirs) return ours;
     const Json model = importer.look("base_model");
-    if (name.is_string() && model.is_string() && is_own_template("axolotl", name, model)) {
-        importer.note(key, cat(shown(name), " is this model's own template"));
-        return "default";
-    }
-    if (name == "phi_3") {
-        importer.note(key, "phi_3 is written out: the prompt of an answer stands at the end of the user's turn");
-        return phi_3;
-    }
-    if (name == "phi_35") {
-        importer.note(key, "phi_35 is written out");
-        return phi_35;
-    }
-    if (name == "qwen_25") {
-        importer.note(key, "qwen_25 is taken as qwen, which writes the same turns, and no lists of tools");
-        return "qwen";
+    const auto known = find_template("axolotl", name.is_string() ? name.get<std::string>() : "",
+                                     model.is_string() ? model.get<std::string>() : "");
+    if (known) {
+        if (!known->note.empty()) importer.note(key, known->note);
+        return known->ours.empty() ? "default" : known->ours;
     }
     if (name != "jinja" && !(name.is_string() && name.get<std::string>().starts_with("tokenizer_default")))
-        importer.lose(key, cat(shown(name),
-                               ": of axolotl's templates chatml, llama3, alpaca, phi_3 and phi_35 are known; "
-                               "data.template auto takes the model's own"));
+        importer.lose(
+            key, cat(shown(name),
+                     ": of axolotl's templates chatml, llama3, alpaca, qwen_25, qwen3, phi_3 and phi_35 are known; "
+                     "data.template auto takes the model's own"));
     return std::nullopt;
 }
 

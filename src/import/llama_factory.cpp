@@ -2,6 +2,7 @@
 #include "import/importer.h"
 #include "import/llama_factory_rows.h"
 #include "import/model_names.h"
+#include "import/template_names.h"
 #include "unsloth/core/error.h"
 
 namespace unsloth::import {
@@ -298,33 +299,24 @@ std::string import_method(Importer& importer) {
 }
 
 void import_llama_factory_template(Importer& importer, const std::string& stage, const LlamaFactoryRows& rows) {
-    static const std::vector<std::pair<const char*, const char*>> same = {
-        {"llama3", "llama-3"}, {"llama2", "llama-2"}, {"mistral", "mistral"}, {"chatml", "chatml"},
-        {"alpaca", "alpaca"},  {"zephyr", "zephyr"},  {"qwen", "qwen"}};
     const auto name = importer.take_text("template");
     const auto thinking = importer.take("enable_thinking");
     if (thinking) importer.set("enable_thinking", "data.chat_template_kwargs", {{"enable_thinking", *thinking}});
     if (!name) return;
     if (stage == "pt") return importer.note("template", "has no effect: texts are trained as they are");
-    for (const auto& [theirs, ours] : same)
-        if (*name == theirs) return importer.set("template", "data.template", ours);
     const Json model = importer.look("model_name_or_path");
     // What auto means for conversations alone.
     const char* const own = rows.conversations ? "auto" : "default";
-    if (model.is_string() && is_own_template("llamafactory", *name, model)) {
-        importer.set("template", "data.template", own);
-        return importer.note("template", cat(*name, " is this model's own template"));
+    if (const auto known = find_template("llamafactory", *name, model.is_string() ? model.get<std::string>() : "")) {
+        importer.set("template", "data.template", known->ours.empty() ? own : known->ours);
+        if (!known->note.empty()) importer.note("template", known->note);
+        return;
     }
     // Of one turn, which has an empty thought in front of its answer; of several only the last has one in the model's.
     const bool thinks = !thinking || *thinking == true;
     if (*name == "qwen3" && rows.single_turns && thinks && model.is_string() && has_hybrid_thinking(model)) {
         importer.set("template", "data.template", own);
         return importer.note("template", "qwen3 writes single turns as this model's own template does");
-    }
-    if (*name == "qwen3_nothink") {
-        importer.set("template", "data.template", "chatml");
-        return importer.note("template",
-                             "qwen3_nothink is taken as chatml, with the same turns, and no lists of tools");
     }
     importer.set_default("data.template", own);
     importer.lose("template", cat(*name, ": data.template ", own,

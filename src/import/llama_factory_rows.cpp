@@ -215,16 +215,19 @@ void import_images(Importer& importer, const std::vector<ImportedSource>& source
     else if (folder)
         importer.note("media_dir", "has no effect: no rows with images are read");
     const auto given_most = importer.take("image_max_pixels");
-    const char* const how =
-        ": images are resized as the model's preprocessor_config.json says; its size.longest_edge is such a limit";
-    if (any)
-        importer.lose("image_max_pixels", cat(shown(given_most.value_or(768 * 768)), how));
-    else if (given_most)
+    if (any) {
+        importer.set("image_max_pixels", "data.image_max_pixels", given_most.value_or(768 * 768));
+        importer.note("image_max_pixels",
+                      "images with a side below 28, or of fewer than 1,024 pixels, are enlarged in one step here, and "
+                      "in two there");
+    } else if (given_most)
         importer.note("image_max_pixels", "has no effect: no rows with images are read");
     for (const char* key : {"image_min_pixels", "image_do_pan_and_scan", "crop_to_patches"}) {
         const auto given = importer.take(key);
         if (given && any && *given != false)
-            importer.lose(key, cat(shown(*given), how));
+            importer.lose(key, cat(shown(*given),
+                                   ": smaller images are enlarged as the model's "
+                                   "preprocessor_config.json says, and cut as its class does"));
         else if (given)
             importer.note(key, "has no effect: no rows with images are read");
     }

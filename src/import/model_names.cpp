@@ -39,26 +39,6 @@ std::string content_of(const Json& token) {
     return content.is_string() ? content.get<std::string>() : "";
 }
 
-/// Templates that are texts of the model's own repository.
-struct OwnTemplate {
-    const char *program, *name, *models;
-};
-
-constexpr OwnTemplate own_templates[] = {
-    // Of contents that are texts: the model's has the same turns, and the system text in front of the first.
-    {"axolotl", "gemma3", "gemma-?3-[0-9.]+(b|m)-it"},
-    {"axolotl", "qwen_25", "qwen2\\.5-[0-9.]+b-instruct"},
-    {"axolotl", "qwen3", "qwen/qwen3-[0-9.]+b$"},
-    // Of conversations with images: the same turns, and the same places of images.
-    {"axolotl", "qwen2_vl", "qwen2\\.5-vl-[0-9.]+b-instruct"},
-    {"axolotl", "llama3_2_vision", "llama-3\\.2-[0-9.]+b-vision-instruct"},
-    {"llamafactory", "qwen2_vl", "qwen2\\.5-vl-[0-9.]+b-instruct"},
-    {"llamafactory", "qwen3_vl_nothink", "qwen3-vl-[0-9.]+b-instruct"},
-    // Turns of ChatML, which write no thoughts.
-    {"llamafactory", "qwen3_nothink", "qwen3-.*instruct-2507"},
-    {"llamafactory", "gemma3", "gemma-?3-[0-9.]+(b|m)-it"},
-};
-
 }  // namespace
 
 bool has_special_token(const std::string& model, const std::string& name, const std::string& token) {
@@ -75,12 +55,6 @@ bool has_special_token(const std::string& model, const std::string& name, const 
                               : name == "unk_token" ? family->unk
                                                     : nullptr;
     return known != nullptr && token == known;
-}
-
-bool is_own_template(const std::string& program, const std::string& name, const std::string& model) {
-    return std::any_of(std::begin(own_templates), std::end(own_templates), [&](const OwnTemplate& one) {
-        return program == one.program && name == one.name && fits(model, one.models);
-    });
 }
 
 bool has_vision(const std::string& model) {

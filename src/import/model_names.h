@@ -11,10 +11,6 @@ namespace unsloth::import {
 /// folder are read; of others those of well-known families are known, and all else is false.
 bool has_special_token(const std::string& model, const std::string& name, const std::string& token);
 
-/// Whether the template of `program` ("axolotl", "llamafactory") with this name writes conversations of texts as the
-/// model's own template does.
-bool is_own_template(const std::string& program, const std::string& name, const std::string& model);
-
 /// Whether it is a model for texts and images that is trained on both: Qwen2.5-VL, Qwen3-VL, Llama 3.2 Vision.
 bool has_vision(const std::string& model);
 

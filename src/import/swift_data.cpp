@@ -4,6 +4,7 @@
 #include <sstream>
 
 #include "import/swift_parts.h"
+#include "import/template_names.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/json.h"
 
@@ -209,9 +210,6 @@ void import_swift_targets(Importer& importer, const std::string& method) {
 }
 
 void import_swift_template(Importer& importer, const std::string& method) {
-    static const std::map<std::string, const char*> same = {{"llama3", "llama-3"}, {"llama", "llama-2"},
-                                                            {"chatml", "chatml"},  {"zephyr", "zephyr"},
-                                                            {"qwen", "qwen"},      {"qwen2_5", "qwen"}};
     if (const auto thinking = importer.take("enable_thinking"))
         importer.set("enable_thinking", "data.chat_template_kwargs", {{"enable_thinking", *thinking}});
     if (const auto system = importer.take_text("system"))
@@ -221,8 +219,8 @@ void import_swift_template(Importer& importer, const std::string& method) {
     importer.set_default("data.template", own);
     const auto name = importer.take_text("template");
     if (!name) return;
-    if (const auto found = same.find(*name); found != same.end())
-        return importer.set("template", "data.template", found->second);
+    if (const auto known = find_template("swift", *name, ""))
+        return importer.set("template", "data.template", known->ours);
     importer.lose("template", cat(*name, ": data.template ", own, " takes the model's own, which may differ in its ",
                                   "system text; unsloth-train data shows the rows"));
 }

@@ -125,7 +125,12 @@ class ActivationList {
 
     void sight(TokenBuffers& b);
     void vision(const spec::VisionSpec& tower, VisionBuffers& b);
-    void tower_backward(const spec::VisionSpec& tower, VisionBuffers& b);
+    /// Rows that a tower's backward pass has at a time, that it keeps of a micro-batch in so many slots, and the values
+    /// of a row's narrow buffers.
+    struct TowerRows {
+        int64_t rows = 0, kept = 0, slots = 0, narrow = 0;
+    };
+    void tower_backward(const spec::VisionSpec& tower, const TowerRows& of, VisionBuffers& b);
     void tiles(const spec::VisionSpec& tower, const spec::TilesSpec& tiles, VisionBuffers& b);
 
     void cache(int64_t layer, ops::KvCache& of);

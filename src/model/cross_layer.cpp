@@ -81,18 +81,26 @@ void make_keys(const LayerContext& c, const weights::LayerWeights& w, const Laye
     for (const SegmentFeatures& segment : c.tokens.sight->segments) make_keys_of(c, w, a, segment.first, segment.rows);
 }
 
-/// Adapters of keys and values: their input is the features, whose gradient nobody reads.
+/// Whether a layer above this one has written the features' gradient already.
+bool is_below_another(const LayerContext& c) {
+    for (int64_t layer = c.layer() + 1; layer < c.spec.num_layers; ++layer)
+        if (c.spec.crosses(layer)) return true;
+    return false;
+}
+
+/// Adapters of keys and values. Their input is the features: its gradient is read where the tower is trained.
 void keys_backward(const LayerContext& c, const weights::LayerWeights& w, const LayerSaved& a,
                    const at::Tensor& dkv_full) {
     const weights::MatrixGroup& layout = c.group.layout[Group::cross_kv];
-    if (!adapted(c.group, Group::cross_kv)) return;
+    const at::Tensor& dfeatures_SD = c.tokens.dfeatures_SD;
+    if (!adapted(c.group, Group::cross_kv) && !dfeatures_SD.defined()) return;
     const at::Tensor dk = key_heads(c, dkv_full);
     ops::head_norm_backward(c.group.ctx, dk, key_heads(c, seen(c, a.cross.k_raw_SN)), w.norm(spec::TensorRole::k_norm),
                             seen(c, a.cross.rstd_k_SK), dk, norm_gradient(c, spec::TensorRole::k_norm));
     const Activation features =
         features_of(c, w, of_features(c), c.tokens.features_full);  // another layer's columns may be there
     input_backward(c.group, Group::cross_kv, w[Group::cross_kv], {dkv_full},
-                   features.full.narrow(1, layout.k, layout.r), {});
+                   features.full.narrow(1, layout.k, layout.r), dfeatures_SD, is_below_another(c));
     adapter_backward(of_features(c), Group::cross_kv, dkv_full.narrow(1, layout.n, layout.r),
                      features.full.narrow(1, 0, layout.k));
 }

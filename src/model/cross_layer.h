@@ -12,7 +12,8 @@ void cross_forward(const LayerContext& c, const weights::LayerWeights& w, const 
                    const spec::LayerSteps& steps);
 
 /// From the gradient of attention's output in scratch.h_full to that of the layer's input in scratch.g_full, and to
-/// its adapters' gradients. The features have none: the tower is frozen.
+/// its adapters' gradients. Where the tower is trained, the features' gradient is added to TokenInputs::dfeatures_SD,
+/// which the highest such layer writes.
 void cross_backward(const LayerContext& c, const weights::LayerWeights& w, const LayerSaved& a, bool input_gradient);
 
 }  // namespace unsloth::model

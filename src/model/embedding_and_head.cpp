@@ -70,7 +70,7 @@ void embed(ops::Context& ctx, const Network& network, const MicroBatch& micro, b
     const std::vector<data::Image>& images = micro.images();
     const bool tiles = !images.empty() && network.spec.vision->tiles;  // their features are no embeddings
     if (tiles)
-        see_tiles(ctx, *network.spec.vision, *network.vision, a.vision(), images, micro.inputs().sight->places,
+        see_tiles(ctx, *network.spec.vision, *network.vision, a.vision(), images, micro.inputs().sight->places, adapted,
                   network.kept.get());
     else if (!images.empty())
         see_images(ctx, *network.spec.vision, *network.vision, a.vision(), images,
@@ -89,17 +89,17 @@ void embed(ops::Context& ctx, const Network& network, const MicroBatch& micro, b
     });
     if (images.empty() || tiles) return;
     // Without noise, as transformers puts them there.
-    for (const ImagePlace& place : image_places(*network.spec.vision, images))
+    for (const ImagePlace& place : micro.places())
         ops::copy_2d(ctx, a.vision().features.narrow(0, place.feature, place.count),
                      a.layer(0).x_tD.narrow(0, place.token, place.count));
 }
 
-void add_image_features(const Network& network, const MicroBatch& micro, int layer) {
+void add_image_features(const MicroBatch& micro, int layer) {
     if (micro.images().empty()) return;
     const Activations& a = micro.activations();
     const auto number = static_cast<std::size_t>(layer);
     if (number >= a.vision().deepstack.size()) return;
-    for (const ImagePlace& place : image_places(*network.spec.vision, micro.images()))
+    for (const ImagePlace& place : micro.places())
         a.output_of(layer)
             .narrow(0, place.token, place.count)
             .add_(a.vision().deepstack[number].narrow(0, place.feature, place.count));
@@ -112,7 +112,7 @@ namespace {
 void gather_image_gradients(const Network& network, const MicroBatch& micro, const at::Tensor& to) {
     const at::Tensor g_tD = micro.activations().scratch().g_full.narrow(1, 0, network.spec.hidden_size);
     to.zero_();
-    for (const ImagePlace& place : image_places(*network.spec.vision, micro.images()))
+    for (const ImagePlace& place : micro.places())
         to.narrow(0, place.feature, place.count).add_(g_tD.narrow(0, place.token, place.count));
 }
 
@@ -128,6 +128,9 @@ void take_image_gradients(const Network& network, const MicroBatch& micro, int l
 void tower_backward(ops::Context& ctx, const Network& network, const MicroBatch& micro) {
     if (!network.trains_tower || micro.images().empty()) return;
     const VisionBuffers& b = micro.activations().vision();
+    if (network.spec.vision->tiles)
+        return see_tiles_backward(ctx, *network.spec.vision, *network.vision, b, micro.images(),
+                                  micro.inputs().sight->places, *network.parameters);
     gather_image_gradients(network, micro, b.features);
     see_images_backward(ctx, *network.spec.vision, *network.vision, b, micro.images(), *network.parameters);
 }
@@ -138,8 +141,7 @@ void embedding_backward(ops::Context& ctx, const Network& network, const MicroBa
     const int64_t ids = micro.distinct_ids();
     if (const double multiplier = embedding_multiplier(network); multiplier != 1.0) g_tD.mul_(multiplier);
     if (!micro.images().empty() && !network.spec.vision->tiles)  // other values took these tokens' place
-        for (const ImagePlace& place : image_places(*network.spec.vision, micro.images()))
-            ops::zero_2d(ctx, g_tD.narrow(0, place.token, place.count));
+        for (const ImagePlace& place : micro.places()) ops::zero_2d(ctx, g_tD.narrow(0, place.token, place.count));
     ops::embedding_backward(ctx, g_tD, tokens.order_t, tokens.unique_u.narrow(0, 0, ids),
                             tokens.starts_u1.narrow(0, 0, ids + 1),
                             network.parameters->gradient(*network.trained(spec::TensorRole::embed_tokens)));

@@ -34,7 +34,7 @@ int64_t ModelPlan::beside_arenas() const {
             return ops::range_attention_library_bytes(request_.device, request_.dtype, shape, queries, keys, backward,
                                                       request_.sizes.deterministic);
         };
-        bytes += std::max(library(tower, rows, rows, false),
+        bytes += std::max(library(tower, rows, rows, trains_tower()),
                           library(attention_shape(spec(), 0), request_.sizes.longest, most, request_.trains));
     } else if (sees_images())
         bytes += tower_library_bytes();

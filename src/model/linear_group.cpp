@@ -237,7 +237,7 @@ std::vector<ops::MagnitudeGradient> magnitude_gradients(const GroupContext& c, G
 }
 
 void input_backward(const GroupContext& c, Group g, const weights::Operand& w, const Activation& dy,
-                    const at::Tensor& u_TR, const at::Tensor& dx_TK) {
+                    const at::Tensor& u_TR, const at::Tensor& dx_TK, bool adds) {
     const weights::MatrixGroup& layout = c.layout[g];
     const at::Tensor dy_TN = dy.full.narrow(1, 0, layout.n);
     const bool has_adapters = adapted(c, g);
@@ -254,6 +254,7 @@ void input_backward(const GroupContext& c, Group g, const weights::Operand& w, c
                                 .codes = dy.codes,
                                 .adapters = has_adapters && !masked,
                                 .out = dx_TK,
+                                .residual = adds ? dx_TK : at::Tensor(),
                                 .label = label(Product::dx, g)});
     if (masked) add_masked_adapter_terms(c, g, w, v_TR, dx_TK);
 }

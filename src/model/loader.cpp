@@ -121,6 +121,8 @@ void ModelPlan::read_trained() {
         if (!request_.adapter) spec::refuse_idle_patterns(*request_.lora, spec());
         all_lora_ = share(spec::resolve_lora(*request_.lora, spec()));
         tower_lora_ = spec::resolve_tower_lora(*request_.lora, spec());
+        UNSLOTH_CHECK(!adapter_ || adapter_->tower.size() == tower_lora_.size(), "an adapter's tower has ",
+                      adapter_->tower.size(), " linears, of which ", tower_lora_.size(), " were read");
         table_ = share(weights::ParameterTable::lora(spec(), *all_lora_, request_.lora->modules_to_save, tower_lora_));
         if (!tower_lora_.empty()) require_tower();
     }

@@ -76,11 +76,15 @@ void MicroBatch::upload(const data::Batch& batch) {
 /// Their pixels stay on the host until the tower sees them.
 void MicroBatch::take_images(const data::Batch& batch) {
     images_ = batch.images;
+    places_.clear();
     if (images_.empty()) return;
     const ActivationSizes& sizes = activations_->sizes();
     UNSLOTH_CHECK(sizes.patches > 0, images_.size(), " images were not planned for");
-    const ImagePlace last = image_places(spec_.vision.value(), images_).back();
-    const int64_t features = features_of(spec_.vision.value(), images_);
+    places_ = image_places(spec_.vision.value(), images_);
+    const ImagePlace& last = places_.back();
+    int64_t features = 0;
+    for (std::size_t i = 0; i < images_.size(); ++i)
+        if (!places_[i].again) features += spec_.vision->tokens_of(images_[i].patches());
     UNSLOTH_CHECK(features <= sizes.image_tokens, features, " image tokens of ", sizes.image_tokens, " planned");
     UNSLOTH_CHECK(last.token + last.count <= batch.tokens(), "an image of ", last.count, " tokens at ", last.token,
                   " of ", batch.tokens());
@@ -101,6 +105,8 @@ void MicroBatch::take_sight(std::shared_ptr<const ImageSight> sight) {
     inputs_.attends_T = tokens.attends_T;
     inputs_.adds_T = tokens.adds_T;
     inputs_.features_full = activations_->vision().features.narrow(0, 0, sight->rows);
+    if (const at::Tensor& dfeatures = activations_->vision().backward.dfeatures; dfeatures.defined())
+        inputs_.dfeatures_SD = dfeatures.narrow(0, 0, sight->rows);
     inputs_.sight = std::move(sight);
 }
 
@@ -268,6 +274,7 @@ void MicroBatch::see_cached(std::shared_ptr<const ImageSight> sight, std::vector
     }
     take_sight(std::move(sight));
     images_ = std::move(images);
+    places_.clear();
 }
 
 }  // namespace unsloth::model

@@ -246,12 +246,12 @@ void Model::act(const Action& action, const Pass& pass) {
         pass.purpose == Pass::For::scoring && !left_out.empty() && left_out.at(static_cast<std::size_t>(layer));
     if (forward && (is_left_out || passes_by)) {
         ops::copy_2d(ctx_, a.layer(layer).x_tD, a.output_of(layer));
-        add_image_features(network, micro, layer);
+        add_image_features(micro, layer);
     } else if (forward) {
         layer_forward(layer_context(layer, micro, pass.scope), w, a.layer(layer), a.output_of(layer));
         if (pass.trains() && spec().has_experts(layer) && network.tp.first())  // it is alike on all ranks
             network.router_ends_LE[layer].narrow(0, 1, spec().experts->count).add_(a.layer(layer).experts.ends_E);
-        add_image_features(network, micro, layer);
+        add_image_features(micro, layer);
         if (offload != nullptr) offload->after_forward(layer);
         if (on_module) on_module(cat("model.layers.", layer), a.output_of(layer));
     } else if (!passes_by) {

@@ -3,9 +3,8 @@
 // tile's rows a multiple of 8. So rows that are not padding come first.
 #include "unsloth/model/tile_tower.h"
 
-#include <cmath>
-
 #include "model/copy_values.h"
+#include "model/tiles.h"
 #include "model/tower_parts.h"
 #include "unsloth/core/error.h"
 #include "unsloth/ops/profiler.h"
@@ -15,13 +14,11 @@
 namespace unsloth::model {
 namespace {
 
-constexpr double outer_norm_eps = 1e-5;  // of the norms before and behind the layers, whatever config.json says
-
 /// One image's way through the tower.
 class TileSight {
   public:
     TileSight(ops::Context& ctx, const spec::VisionSpec& spec, const weights::VisionWeights& w, const VisionBuffers& b,
-              const data::Image& image)
+              const data::Image& image, int64_t number, bool adapted)
         : ctx_(ctx),
           spec_(spec),
           tiles_(*spec.tiles),
@@ -30,37 +27,50 @@ class TileSight {
           own_(image.patches()),
           id_(tiles_.arrangement(image.grid_h, image.grid_w)),
           rows_(tiles_.tower_rows()),
-          x_PC_(matrix_of(b.x, rows_, spec.hidden_size)),
-          stacked_(matrix_of(b.stacked, tiles_.features(),
-                             spec.hidden_size * (1 + static_cast<int64_t>(tiles_.chosen.size())))) {
-        const auto real = static_cast<int32_t>(own_ * tiles_.rows()), all = static_cast<int32_t>(rows_);
-        // Padding does not see padding; everything else sees everything.
-        ranges_ = {{0, real, 0, all}};
-        if (real < all) ranges_.push_back({real, all, 0, real});
+          number_(number),
+          u_(adapted ? b.u : at::Tensor()),
+          ranges_(tile_ranges(spec, own_)),
+          x_PC_(keeps() ? tile_slot(spec, b, 0, number) : matrix_of(b.x, rows_, spec.hidden_size)),
+          stacked_(stacked_outputs(spec, b)) {
         embed(image);
     }
 
     void pass(const TilePlace& place) {
+        int64_t slot = 0;
         for (std::size_t layer = 0; layer < w_.blocks.size(); ++layer) {
+            keep(++slot);
             block(w_.blocks[layer]);
             for (std::size_t i = 0; i < tiles_.chosen.size(); ++i)
                 if (tiles_.chosen[i] == static_cast<int64_t>(layer)) stack(static_cast<int64_t>(i) + 1);
         }
+        keep(++slot);
         normalise(w_.norm_post, x_PC_, x_PC_, outer_norm_eps);
         add_behind();
-        for (const weights::VisionBlock& global : w_.global_blocks) block(global);
+        for (const weights::VisionBlock& global : w_.global_blocks) {
+            keep(++slot);
+            block(global);
+        }
         stack(0);
-        const int64_t own = own_ * tiles_.rows(), padding = tiles_.features() - own;
-        const auto project = [&](int64_t first, int64_t rows, int64_t to) {
-            if (rows > 0)
-                multiply(ctx_, w_.projector, stacked_.narrow(0, first, rows),
-                         b_.features.narrow(0, to, rows).narrow(1, 0, spec_.out_size));
-        };
-        project(0, own, place.own);
-        project(own, padding, place.padding);
+        for (const TilePiece& piece : tile_pieces(spec_, own_, place))
+            multiply(w_.projector, stacked_.narrow(0, piece.first, piece.rows),
+                     b_.features.narrow(0, piece.feature, piece.rows).narrow(1, 0, spec_.out_size));
     }
 
   private:
+    /// A backward pass follows.
+    bool keeps() const { return b_.backward.inputs.defined(); }
+    /// What x is stays in its slot where a backward pass reads it; x goes on in the next one.
+    void keep(int64_t slot) {
+        if (!keeps()) return;
+        const at::Tensor next_PC = tile_slot(spec_, b_, slot, number_);
+        ops::copy_2d(ctx_, x_PC_, next_PC);
+        x_PC_ = next_PC;
+    }
+
+    void multiply(const weights::VisionLinear& w, const at::Tensor& x, const at::Tensor& out, bool adds = false) {
+        model::multiply(ctx_, w, x, out, adds, u_);
+    }
+
     /// The tile of a row: `tiles_.most` rows of zeros follow a tile's own rows of all tiles.
     int64_t tile_of(int64_t row) const {
         const int64_t features = tiles_.features();
@@ -88,7 +98,7 @@ class TileSight {
         for (int64_t tile = 0; tile < own_; ++tile) {
             ops::patch_values(ctx_, b_.bytes.narrow(0, tile * each, each).view({tiles_.patches(), spec_.patch_bytes()}),
                               w_.value_CB, /*frames=*/1, values_PK);
-            multiply(ctx_, {w_.patch_CK, {}}, values_PK, x_PC_.narrow(0, tile * tiles_.rows() + 1, tiles_.patches()));
+            multiply({w_.patch_CK, {}}, values_PK, x_PC_.narrow(0, tile * tiles_.rows() + 1, tiles_.patches()));
         }
         add_places();
         const at::Tensor features_PC = x_PC_.narrow(0, 0, tiles_.features());
@@ -150,23 +160,16 @@ class TileSight {
         const int64_t c = spec_.hidden_size, heads = spec_.num_heads, d = spec_.head_dim();
         const at::Tensor h_PC = matrix_of(b_.h, rows_, c), qkv_PN = matrix_of(b_.wide, rows_, 3 * c);
         normalise(w.norm1, x_PC_, h_PC, spec_.norm_eps);
-        multiply(ctx_, w.qkv, h_PC, qkv_PN);
-        ops::range_attention_forward(ctx_, attention_shape(spec_), ranges_, heads_of(qkv_PN, 0, heads, d),
+        multiply(w.qkv, h_PC, qkv_PN);
+        ops::range_attention_forward(ctx_, tower_attention(spec_), ranges_, heads_of(qkv_PN, 0, heads, d),
                                      heads_of(qkv_PN, c, heads, d), heads_of(qkv_PN, 2 * c, heads, d),
                                      heads_of(h_PC, 0, heads, d));
-        multiply(ctx_, w.proj, h_PC, x_PC_, /*adds=*/true);
+        multiply(w.proj, h_PC, x_PC_, /*adds=*/true);
         normalise(w.norm2, x_PC_, h_PC, spec_.norm_eps);
         const at::Tensor inner_PF = matrix_of(b_.wide, rows_, spec_.intermediate_size);
-        multiply(ctx_, w.in, h_PC, inner_PF);
+        multiply(w.in, h_PC, inner_PF);
         ops::gelu(ctx_, inner_PF, ops::Gelu::erf);
-        multiply(ctx_, w.out, inner_PF, x_PC_, /*adds=*/true);
-    }
-
-    static ops::AttentionShape attention_shape(const spec::VisionSpec& spec) {
-        return {.heads = spec.num_heads,
-                .kv_heads = spec.num_heads,
-                .head_dim = spec.head_dim(),
-                .scale = 1.0 / std::sqrt(static_cast<double>(spec.head_dim()))};
+        multiply(w.out, inner_PF, x_PC_, /*adds=*/true);
     }
 
     ops::Context& ctx_;
@@ -175,9 +178,11 @@ class TileSight {
     const weights::VisionWeights& w_;
     const VisionBuffers& b_;
     const int64_t own_, id_;
-    const int64_t rows_;
-    const at::Tensor x_PC_, stacked_;
-    std::vector<ops::AttentionRange> ranges_;
+    const int64_t rows_, number_;
+    const at::Tensor u_;  ///< undefined: without adapters
+    const std::vector<ops::AttentionRange> ranges_;
+    at::Tensor x_PC_;
+    const at::Tensor stacked_;
 };
 
 }  // namespace
@@ -252,18 +257,16 @@ ImageSight sight_of(const spec::VisionSpec& spec, const std::vector<data::Image>
 }
 
 void see_tiles(ops::Context& ctx, const spec::VisionSpec& spec, const weights::VisionWeights& w, const VisionBuffers& b,
-               const std::vector<data::Image>& images, const std::vector<TilePlace>& places, KeptFeatures* kept) {
+               const std::vector<data::Image>& images, const std::vector<TilePlace>& places, bool adapted,
+               KeptFeatures* kept) {
     const ops::Region region(ctx, "tower");
-    const spec::TilesSpec& tiles = *spec.tiles;
     const auto copy = [&](int64_t from, int64_t rows, int64_t to) {
         const at::Tensor features = b.features.narrow(1, 0, spec.out_size);
         if (rows > 0) ops::copy_2d(ctx, features.narrow(0, from, rows), features.narrow(0, to, rows));
     };
     for (std::size_t i = 0; i < images.size(); ++i) {
-        const int64_t own = images[i].patches() * tiles.rows(), padding = tiles.features() - own;
-        const auto same = std::ranges::find_if(images, [&](const data::Image& one) { return one.same_as(images[i]); });
-        const auto first = static_cast<std::size_t>(same - images.begin());
-        if (first < i) {
+        const int64_t own = own_features(spec, images[i]), padding = spec.tiles->features() - own;
+        if (const std::size_t first = first_of(images, i); first < i) {
             copy(places[first].own, own, places[i].own);
             copy(places[first].padding, padding, places[i].padding);
             continue;
@@ -273,7 +276,7 @@ void see_tiles(ops::Context& ctx, const spec::VisionSpec& spec, const weights::V
             features = {b.features.narrow(0, places[i].own, own), b.features.narrow(0, places[i].padding, padding)};
             if (kept->fetch(images[i].content, features)) continue;
         }
-        TileSight(ctx, spec, w, b, images[i]).pass(places[i]);
+        TileSight(ctx, spec, w, b, images[i], static_cast<int64_t>(i), adapted && w.adapted()).pass(places[i]);
         if (kept != nullptr) kept->keep(images[i].content, features);
     }
 }

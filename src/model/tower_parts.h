@@ -1,6 +1,9 @@
 // What towers over images have in common, whatever their images are made of.
 #pragma once
 
+#include <cmath>
+
+#include "unsloth/ops/attention.h"
 #include "unsloth/ops/gemm.h"
 #include "unsloth/ops/lora.h"
 #include "unsloth/weights/vision_weights.h"
@@ -15,6 +18,14 @@ inline at::Tensor matrix_of(const at::Tensor& flat, int64_t rows, int64_t column
 /// Columns [begin, begin + heads d) of a packed matrix as [P, heads, d].
 inline at::Tensor heads_of(const at::Tensor& x_PN, int64_t begin, int64_t heads, int64_t d) {
     return x_PN.narrow(1, begin, heads * d).unflatten(1, {heads, d});
+}
+
+/// Of all of a tower's blocks.
+inline ops::AttentionShape tower_attention(const spec::VisionSpec& spec) {
+    return {.heads = spec.num_heads,
+            .kv_heads = spec.num_heads,
+            .head_dim = spec.head_dim(),
+            .scale = 1.0 / std::sqrt(static_cast<double>(spec.head_dim()))};
 }
 
 /// An adapter's inner values x Aᵀ, in the first columns of a flat buffer. Of x only the adapter's inputs are read:

@@ -9,11 +9,12 @@ namespace unsloth::model {
 void ActivationList::tiles(const spec::VisionSpec& tower, const spec::TilesSpec& tiles, VisionBuffers& b) {
     const int64_t rows = tiles.tower_rows(), c = tower.hidden_size;
     alike_ = 1;
+    const uint8_t alone = memory::tower | (sizes_.trains_tower ? memory::backward : 0);
     const auto buffer = [&](const char* name, int64_t count, at::ScalarType dtype, at::Tensor& tensor) {
-        add({"tower", name, {count}, dtype, memory::tower}, tensor);
+        add({"tower", name, {count}, dtype, alone}, tensor);
     };
     buffer("pixels", tiles.most * tiles.patches() * tower.patch_bytes(), at::kByte, b.bytes);
-    buffer("patches", rows * c, dtype_, b.x);
+    if (!sizes_.trains_tower) buffer("patches", rows * c, dtype_, b.x);  // else they are in the blocks' inputs
     buffer("normed patches", rows * c, dtype_, b.h);
     buffer("inner values of patches",
            std::max(rows * std::max(3 * c, tower.intermediate_size), tiles.patches() * tower.patch_bytes()), dtype_,
@@ -28,6 +29,26 @@ void ActivationList::tiles(const spec::VisionSpec& tower, const spec::TilesSpec&
          dtype_,
          memory::always},
         b.features);
+    if (sizes_.tower_rank > 0) buffer("adapters' values of patches", rows * sizes_.tower_rank, dtype_, b.u);
+    if (!sizes_.trains_tower) return;
+    tower_backward(tower,
+                   {.rows = rows,
+                    .kept = sizes_.image_tokens * rows,
+                    .slots = tower.depth + 1 + tiles.global_depth + 1,
+                    .narrow = c},
+                   b);
+    own({"tower",
+         "gradient of image features",
+         {sizes_.image_tokens * tiles.features(), tower.out_size},
+         dtype_,
+         memory::backward},
+        b.backward.dfeatures);
+    add({"tower",
+         "gradient of the projector's A",
+         {sizes_.tower_rank * c * (1 + static_cast<int64_t>(tiles.chosen.size()))},
+         at::kFloat,
+         memory::backward},
+        b.backward.da);
 }
 
 /// Of tokens and features where layers read these.
@@ -84,19 +105,21 @@ void ActivationList::vision(const spec::VisionSpec& tower, VisionBuffers& b) {
              dtype_,
              until_read},
             b.deepstack[i]);
-    if (sizes_.trains_tower) tower_backward(tower, b);
+    if (sizes_.trains_tower)
+        tower_backward(
+            tower, {.rows = patches, .kept = sizes_.image_tokens * merge, .slots = tower.depth + 1, .narrow = narrow},
+            b);
 }
 
-void ActivationList::tower_backward(const spec::VisionSpec& tower, VisionBuffers& b) {
-    const int64_t patches = sizes_.patches, c = tower.hidden_size, f = tower.inner_size();
-    const int64_t merge = tower.merge * tower.merge, narrow = std::max(c, (tower.out_size + merge - 1) / merge);
+void ActivationList::tower_backward(const spec::VisionSpec& tower, const TowerRows& of, VisionBuffers& b) {
+    const int64_t c = tower.hidden_size, f = tower.inner_size(), narrow = of.narrow;
     TowerBackward& back = b.backward;
     const auto buffer = [&](const char* name, int64_t columns, at::ScalarType dtype, at::Tensor& tensor) {
-        add({"tower", name, {patches * columns}, dtype, memory::backward}, tensor);
+        add({"tower", name, {of.rows * columns}, dtype, memory::backward}, tensor);
     };
     own({"tower",
          "inputs of the tower's blocks",
-         {tower.depth + 1, sizes_.image_tokens * merge * c},
+         {of.slots, of.kept * c},
          dtype_,
          memory::tower | memory::forward | memory::head | memory::backward},
         back.inputs);

@@ -148,14 +148,6 @@ std::vector<ImagePlace> image_places(const spec::VisionSpec& spec, const std::ve
     return places;
 }
 
-int64_t features_of(const spec::VisionSpec& spec, const std::vector<data::Image>& images) {
-    const std::vector<ImagePlace> places = image_places(spec, images);
-    int64_t features = 0;
-    for (std::size_t i = 0; i < places.size(); ++i)
-        if (!places[i].again) features += spec.tokens_of(images[i].patches());
-    return features;
-}
-
 std::vector<SeenTogether> seen_together(const spec::VisionSpec& spec, const VisionBuffers& b,
                                         const std::vector<data::Image>& images, bool together) {
     const std::vector<ImagePlace> places = image_places(spec, images);

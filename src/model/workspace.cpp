@@ -50,6 +50,9 @@ int64_t products_workspace(const spec::ModelSpec& spec, const weights::LayerLayo
                          ops::gemm_cpu_workspace(dtype, rows, c, inner),
                          ops::gemm_cpu_workspace(dtype, rows, tower.out_size, features),
                          ops::gemm_cpu_workspace(dtype, sizes.image_rows(spec), keys.n + keys.r, keys.k + keys.r)});
+        if (sizes.trains_tower)
+            most = std::max({most, ops::gemm_cpu_workspace(dtype, rows, features, tower.out_size),
+                             ops::gemm_cpu_workspace(dtype, sizes.image_rows(spec), keys.k, keys.n + keys.r)});
     } else if (sizes.patches > 0) {
         const spec::VisionSpec& tower = spec.vision.value();
         const int64_t c = tower.hidden_size, tokens = tower.tokens_of(sizes.patches), merged = tower.merged_size();

@@ -14,23 +14,74 @@ void refuse_others(const Json& object, const std::string& name, std::initializer
             throw invalid(cat("Unknown parameter: '", name, ".", key.substr(0, 40), "'."), name);
 }
 
-/// {type, image_url: {url, detail?}}; what the URL holds is read later.
+/// What the URL holds is read later.
+void check_url(const Json& url, const std::string& name) {
+    if (!url.is_string()) refuse_type(name, "a string", url);
+    if (!url.get_ref<const std::string&>().starts_with("data:"))
+        throw unsupported(cat("'", name, "': only data: URLs with base64 are supported. Nothing is downloaded, and no ",
+                              "file is read."),
+                          name);
+}
+
+void check_detail(const Json& object, const std::string& name) {
+    const Json detail = object.value("detail", Json("auto"));
+    if (detail != "auto" && detail != "high")
+        throw unsupported(cat("'", name, ".detail': only auto and high are supported, which are the same here."),
+                          name + ".detail");
+}
+
+/// {type, image_url: {url, detail?}}.
 void check_image(const Json& part, const std::string& name) {
     refuse_others(part, name, {"type", "image_url"});
     const std::string where = name + ".image_url";
     const Json image = part.value("image_url", Json());
     if (!image.is_object()) refuse_type(where, "an object with a url", image);
     refuse_others(image, where, {"url", "detail"});
-    if (!image.contains("url") || !image["url"].is_string())
-        refuse_type(where + ".url", "a string", image.value("url", Json()));
-    if (!image["url"].get_ref<const std::string&>().starts_with("data:"))
-        throw unsupported(cat("'", where, ".url': only data: URLs with base64 are supported. Nothing is downloaded, ",
-                              "and no file is read."),
-                          where + ".url");
-    const Json detail = image.value("detail", Json("auto"));
-    if (detail != "auto" && detail != "high")
-        throw unsupported(cat("'", where, ".detail': only auto and high are supported, which are the same here."),
-                          where + ".detail");
+    check_url(image.value("url", Json()), where + ".url");
+    check_detail(image, where);
+}
+
+/// A part input_image, {type, image_url, detail?}, as chats have it.
+Json chat_image(const Json& part, const std::string& name) {
+    refuse_others(part, name, {"type", "image_url", "detail", "file_id"});
+    if (!part.value("file_id", Json()).is_null())
+        throw unsupported(cat("'", name, ".file_id': no files are stored. Send 'image_url' with a data: URL."),
+                          name + ".file_id");
+    const Json url = part.value("image_url", Json());
+    check_url(url, name + ".image_url");
+    check_detail(part, name);
+    return {{"type", "image_url"}, {"image_url", {{"url", url}}}};
+}
+
+/// The text of a part input_text, output_text or text; `others`: what else there may be, for the refusal.
+std::string text_of_part(const Json& part, const std::string& name, const char* others = "") {
+    if (!part.is_object() || !part.contains("type") || !part["type"].is_string())
+        refuse_type(name, "an object with a type", part);
+    const auto& type = part["type"].get_ref<const std::string&>();
+    if (type != "input_text" && type != "output_text" && type != "text")
+        throw unsupported(cat("'", name, ".type': only text", others, *others ? " are" : " is", " supported, found '",
+                              type.substr(0, 40), "'."),
+                          name + ".type");
+    if (!part.contains("text") || !part["text"].is_string())
+        refuse_type(name + ".text", "a string", part.value("text", Json()));
+    return part["text"].get<std::string>();
+}
+
+bool is_input_image(const Json& part) {
+    return part.is_object() && part.value("type", Json()) == "input_image";
+}
+
+/// Parts of which some are images, as chats have them.
+Json chat_parts(const Json& parts, const std::string& name) {
+    Json all = Json::array();
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+        const std::string where = cat(name, "[", i, "]");
+        if (is_input_image(parts[i]))
+            all.push_back(chat_image(parts[i], where));
+        else
+            all.push_back({{"type", "text"}, {"text", text_of_part(parts[i], where, " and input_image")}});
+    }
+    return all;
 }
 
 void check_content(const Json& content, const std::string& name, bool sees_images) {
@@ -88,22 +139,11 @@ std::string joined_text(const Json& value, const std::string& name) {
     if (value.is_string()) return value.get<std::string>();
     if (!value.is_array()) refuse_type(name, "a string or a list of parts", value);
     std::string text;
-    for (std::size_t i = 0; i < value.size(); ++i) {
-        const std::string part = cat(name, "[", i, "]");
-        if (!value[i].is_object() || !value[i].contains("type") || !value[i]["type"].is_string())
-            refuse_type(part, "an object with a type", value[i]);
-        const auto& type = value[i]["type"].get_ref<const std::string&>();
-        if (type != "input_text" && type != "output_text" && type != "text")
-            throw unsupported(cat("'", part, ".type': only text is supported, found '", type.substr(0, 40), "'."),
-                              part + ".type");
-        if (!value[i].contains("text") || !value[i]["text"].is_string())
-            refuse_type(part + ".text", "a string", value[i].value("text", Json()));
-        text += value[i]["text"].get<std::string>();
-    }
+    for (std::size_t i = 0; i < value.size(); ++i) text += text_of_part(value[i], cat(name, "[", i, "]"));
     return text;
 }
 
-Json input_messages(const Json& value, const std::string& name) {
+Json input_messages(const Json& value, const std::string& name, bool sees_images) {
     Json messages = Json::array();
     if (value.is_string()) {
         messages.push_back({{"role", "user"}, {"content", value}});
@@ -116,13 +156,16 @@ Json input_messages(const Json& value, const std::string& name) {
             if (type != "message")
                 throw unsupported(cat("'", where, ".type': only messages are supported."), where + ".type");
             messages.push_back({{"role", message.value("role", Json())}});
-            if (message.contains("content"))
-                messages.back()["content"] = joined_text(message["content"], where + ".content");
+            if (!message.contains("content")) continue;
+            const Json& content = message["content"];
+            const bool shows = sees_images && content.is_array() && std::ranges::any_of(content, is_input_image);
+            messages.back()["content"] =
+                shows ? chat_parts(content, where + ".content") : Json(joined_text(content, where + ".content"));
         }
     } else {
         refuse_type(name, "a string or a list of messages", value);
     }
-    return read_messages(messages, name);
+    return read_messages(messages, name, sees_images);
 }
 
 Json input_schema() {

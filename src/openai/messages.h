@@ -13,8 +13,10 @@ nlohmann::ordered_json read_messages(const nlohmann::ordered_json& value, const 
 
 /// A text, or parts of text one after the other. ApiError 400 for what is neither.
 std::string joined_text(const nlohmann::ordered_json& value, const std::string& name);
-/// The messages of an `input`: a text, or a list of messages. ApiError 400 for what is neither.
-nlohmann::ordered_json input_messages(const nlohmann::ordered_json& value, const std::string& name);
+/// The messages of an `input`: a text, or a list of messages; where images are seen, their parts input_image become
+/// image_url. ApiError 400 for what is neither.
+nlohmann::ordered_json input_messages(const nlohmann::ordered_json& value, const std::string& name,
+                                      bool sees_images = false);
 /// JSON Schema of what `joined_text` and `input_messages` read.
 nlohmann::ordered_json input_schema();
 

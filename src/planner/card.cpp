@@ -179,6 +179,10 @@ Card find_card(const std::string& name_or_file) {
         }
         return card;
     }
+    // 4090 of "RTX 4090".
+    if (!name_or_file.empty() && name_or_file.find_first_not_of("0123456789") == std::string::npos &&
+        built_in_card("RTX " + name_or_file))
+        return find_card("RTX " + name_or_file);
     std::string names;
     for (const std::string& name : card_names()) names += (names.empty() ? "" : ", ") + name;
     throw Error("device.unknown-card", cat("--gpu: '", name_or_file, "' is not known"),

@@ -264,7 +264,11 @@ Chart norms_of(const Run& run, const Points& greatest) {
 Chart lengths_of(const std::vector<int64_t>& counts) {
     std::size_t first = 0;
     while (first < counts.size() && counts[first] == 0) ++first;
-    Chart chart{"row_tokens", "Tokens of a row", "", "", {{"", "rows of up to that many tokens, and above the half"}}};
+    Chart chart{"row_tokens",
+                "Sequence lengths",
+                "",
+                "",
+                {{"", "sequences of at most this many tokens, and more than half of it"}}};
     const double most = static_cast<double>(*std::max_element(counts.begin(), counts.end()));
     const double step = chart_width / static_cast<double>(counts.size() - first), widest_label = 36;
     const auto labelled = static_cast<std::size_t>(std::ceil(widest_label / step));

@@ -116,6 +116,23 @@ std::string samples(const Run& run) {
     return text;
 }
 
+/// Training rows with images, as the model sees them.
+std::string pictured_rows(const Run& run) {
+    std::string text;
+    for (const PicturedRow& row : run.pictured) {
+        text += cat("<details class=\"card\"", text.empty() ? " open" : "", "><summary>Training row ", row.row, ": ",
+                    row.tokens, " tokens</summary>\n");
+        for (std::size_t i = 0; i < row.images.size(); ++i) {
+            const auto& [begin, end, url] = row.images[i];
+            text += cat("<figure>", is_thumbnail(url) ? cat("<img alt=\"\" src=\"", url, "\">") : "",
+                        "<figcaption>image ", i + 1, ": ", end - begin, end - begin == 1 ? " token" : " tokens",
+                        " from token ", begin, "</figcaption></figure>\n");
+        }
+        text += cat("<pre>", escaped(row.text), "</pre></details>\n");
+    }
+    return text;
+}
+
 /// Of each of the last steps some completions, from the last step back.
 std::string completions(const Run& run) {
     constexpr int most_steps = 20;
@@ -173,7 +190,7 @@ std::string page(const Run& run, int refresh_seconds) {
     text += cat("<div class=\"tiles\">\n", tiles(run), "</div>\n<div class=\"charts\">\n");
     for (const Chart& chart : charts_of(run)) text += card(chart);
     if (const std::optional<Chart> trials = trials_chart(run)) text += card(*trials);
-    return cat(text, "</div>\n", sweep_of(run), samples(run), completions(run), configuration(run),
+    return cat(text, "</div>\n", sweep_of(run), pictured_rows(run), samples(run), completions(run), configuration(run),
                "<footer>unsloth-train ", version, "</footer>\n</main>\n<script>", page_script,
                "</script></body></html>\n");
 }

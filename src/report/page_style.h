@@ -38,6 +38,8 @@ details { margin-top: 14px; } summary { cursor: pointer; font-weight: 600; overf
 table { border-collapse: collapse; width: 100%; margin-top: 6px; } td { border-top: 1px solid var(--rule); padding: 3px 6px; vertical-align: top; }
 td:last-child { font-family: ui-monospace, monospace; font-size: .85rem; overflow-wrap: anywhere; }
 .answers td:first-child { color: var(--soft); white-space: nowrap; } .answers td:last-child { white-space: pre-wrap; }
+figure { display: inline-block; margin: 6px 12px 0 0; vertical-align: top; } figcaption { color: var(--soft); font-size: .82rem; }
+pre { white-space: pre-wrap; overflow-wrap: anywhere; margin: 8px 0 0; font: .85rem/1.45 ui-monospace, monospace; }
 th { text-align: left; padding-top: 10px; } footer { color: var(--soft); font-size: .8rem; margin-top: 16px; }
 )css";
 

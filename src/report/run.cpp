@@ -164,6 +164,41 @@ double Run::peak_gib() const {
     return peak;
 }
 
+namespace {
+
+/// A value of each line that is an object.
+template <class Use>
+void each_row(const std::filesystem::path& file, const Use& use) {
+    std::istringstream lines(read_file(file));
+    for (std::string line; std::getline(lines, line);) {
+        const Json row = Json::parse(line, nullptr, /*allow_exceptions=*/false);
+        if (row.is_object()) use(row);
+    }
+}
+
+std::vector<PicturedRow> read_pictured(const std::filesystem::path& file) {
+    std::vector<PicturedRow> rows;
+    std::error_code ignored;
+    if (!std::filesystem::is_regular_file(file, ignored)) return rows;
+    each_row(file, [&](const Json& row) {
+        PicturedRow& read = rows.emplace_back();
+        read.row = integer(row, "row"), read.tokens = integer(row, "tokens"), read.text = text(row, "text");
+        const auto images = row.find("images");
+        if (images == row.end() || !images->is_array()) return;
+        for (const Json& image : *images) {
+            if (!image.is_object()) continue;
+            PicturedRow::Image& one = read.images.emplace_back();
+            one.url = text(image, "url");
+            const auto tokens = image.find("tokens");
+            if (tokens == image.end() || !tokens->is_array() || tokens->size() != 2) continue;
+            one.begin = whole((*tokens)[0]), one.end = whole((*tokens)[1]);
+        }
+    });
+    return rows;
+}
+
+}  // namespace
+
 RunReader::RunReader(const std::filesystem::path& folder) {
     run_.folder = folder;
     if (!std::filesystem::is_directory(folder))
@@ -187,6 +222,7 @@ void RunReader::read_facts() {
     run_.row_tokens = facts.row_tokens;
     run_.planned_rate = facts.planned_rate > 0 ? facts.planned_rate : absent;
     run_.device = facts.device;
+    run_.pictured = read_pictured(run_.folder / pictured_file);
 }
 
 bool RunReader::update() {
@@ -220,16 +256,13 @@ void RunReader::read_samples() {
     if (failed || bytes == samples_bytes_) return;
     samples_bytes_ = bytes;
     run_.samples.clear();
-    std::istringstream lines(read_file(file));
-    for (std::string line; std::getline(lines, line);) {
-        const Json row = Json::parse(line, nullptr, /*allow_exceptions=*/false);
-        if (!row.is_object()) continue;
+    each_row(file, [&](const Json& row) {
         run_.samples.push_back(
             {integer(row, "step"), text(row, "prompt"), text(row, "answer"), integer(row, "number"), {}});
         if (const auto images = row.find("images"); images != row.end() && images->is_array())
             for (const Json& image : *images)
                 if (image.is_string()) run_.samples.back().images.push_back(image.get<std::string>());
-    }
+    });
 }
 
 /// What was added since the last time: the file may be large.

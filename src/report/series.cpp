@@ -120,12 +120,12 @@ const std::vector<Curve>& curves() {
                                            {"grad_norm", "Gradient norm, before clipping", "", &StepRow::grad_norm},
                                            {"tokens_per_second", "Tokens per second", "", &StepRow::tokens_per_second},
                                            {"mfu", "Share of the GPU's rate (MFU)", "", &StepRow::mfu},
-                                           {"step_ms", "Time of a step", "ms", &StepRow::step_ms},
+                                           {"step_ms", "Step time", "ms", &StepRow::step_ms},
                                            {"memory_gib", "Memory", "GiB", &StepRow::memory_gib},
                                            {"router_load_max", "Fullest expert's tokens, over the mean", "", nullptr},
                                            {"dead_experts", "Experts without tokens, of all layers", "", nullptr},
-                                           {"rewards/margins", "Margin of the rewards", "", nullptr},
-                                           {"rewards/accuracies", "Share of pairs told apart", "", nullptr},
+                                           {"rewards/margins", "Reward margin", "", nullptr},
+                                           {"rewards/accuracies", "Reward accuracy", "", nullptr},
                                            {"kl", "Divergence from the reference", "", nullptr},
                                            {"reward", "Reward", "", nullptr},
                                            {"reward_std", "Standard deviation of the reward", "", nullptr},
@@ -135,10 +135,10 @@ const std::vector<Curve>& curves() {
                                            {"completions/mean_length", "Tokens of a completion", "", nullptr},
                                            {"completions/clipped_ratio", "Share of truncated completions", "", nullptr},
                                            {"divergence", "Divergence from the teacher", "", nullptr},
-                                           {"nll_loss", "Cross-entropy of the rows' answers", "", nullptr},
-                                           {"token_accuracy", "Targets that are the likeliest token", "", nullptr},
-                                           {"exact_match", "Answers that are the rows' own", "", nullptr},
-                                           {"regex", "Answers in which the expression is found", "", nullptr}};
+                                           {"nll_loss", "Cross-entropy of the labels", "", nullptr},
+                                           {"token_accuracy", "Token accuracy", "", nullptr},
+                                           {"exact_match", "Exact match", "", nullptr},
+                                           {"regex", "Regular expression found", "", nullptr}};
     return all;
 }
 

@@ -29,7 +29,9 @@ std::string cut_after(const std::string& rendered, const std::string& content) {
 
 std::vector<EncodedPrompt> PromptReader::prompts(const openai::AnswerRequest& request,
                                                  const session::Sight::Bounds& bounds) const {
-    if (request.is_chat) return {conversation(*request.row, request.continue_final_message, bounds)};
+    if (request.is_chat)
+        return {conversation(*request.row, request.continue_final_message, bounds,
+                             request.response ? "input" : "messages")};
     std::vector<EncodedPrompt> all;
     for (const openai::Prompt& prompt : request.prompts) {
         EncodedPrompt encoded;
@@ -45,17 +47,20 @@ std::vector<EncodedPrompt> PromptReader::prompts(const openai::AnswerRequest& re
 }
 
 EncodedPrompt PromptReader::conversation(const nlohmann::ordered_json& row, bool continue_final_message,
-                                         const session::Sight::Bounds& bounds) const {
-    const auto encode = [&](const nlohmann::ordered_json& shown) { return render(shown, continue_final_message); };
+                                         const session::Sight::Bounds& bounds, const std::string& field) const {
+    const auto encode = [&](const nlohmann::ordered_json& shown) {
+        return render(shown, continue_final_message, field);
+    };
     try {  // all images are data: URLs (openai/messages.h): there is no folder
         session::SeenPrompt seen = sight_.read(row, {}, encode, bounds);
         return {std::move(seen.ids), {}, std::move(seen.images)};
     } catch (const Error& refused) {
-        throw openai::ApiError(400, cat("Invalid image in 'messages': ", refused.what()), "messages", "invalid_image");
+        throw openai::ApiError(400, cat("Invalid image in '", field, "': ", refused.what()), field, "invalid_image");
     }
 }
 
-std::vector<int32_t> PromptReader::render(const nlohmann::ordered_json& row, bool continue_final_message) const {
+std::vector<int32_t> PromptReader::render(const nlohmann::ordered_json& row, bool continue_final_message,
+                                          const std::string& field) const {
     try {
         tokenizer::Rendered rendered = chat_.render(row, tokenizer::TrainedTurns::none);
         tokenizer::require_whole(chat_, rendered);
@@ -63,7 +68,7 @@ std::vector<int32_t> PromptReader::render(const nlohmann::ordered_json& row, boo
             rendered.text = cut_after(rendered.text, row["messages"].back()["content"].get<std::string>());
         return tokenizer::encode_rendered(tokenizer_, rendered).ids;
     } catch (const Error& refused) {
-        throw openai::invalid(cat("The chat template refuses 'messages': ", refused.what()), "messages");
+        throw openai::invalid(cat("The chat template refuses '", field, "': ", refused.what()), field);
     }
 }
 

@@ -31,8 +31,9 @@ class PromptReader {
     /// Images beyond the bounds are not decoded.
     std::vector<EncodedPrompt> prompts(const openai::AnswerRequest& request,
                                        const session::Sight::Bounds& bounds) const;
+    /// `field`: the request's that has the messages, for refusals.
     EncodedPrompt conversation(const nlohmann::ordered_json& row, bool continue_final_message,
-                               const session::Sight::Bounds& bounds) const;
+                               const session::Sight::Bounds& bounds, const std::string& field = "messages") const;
     /// Of the question of that name about the messages.
     openai::DecisionPrompt decision(const nlohmann::ordered_json& messages, const openai::DecisionQuestion& question,
                                     const std::string& where) const;
@@ -46,7 +47,8 @@ class PromptReader {
     tokenizer::ChatTemplate chat_;
     session::Sight sight_;
 
-    std::vector<int32_t> render(const nlohmann::ordered_json& row, bool continue_final_message) const;
+    std::vector<int32_t> render(const nlohmann::ordered_json& row, bool continue_final_message,
+                                const std::string& field) const;
 };
 
 }  // namespace unsloth::serve

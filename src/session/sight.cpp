@@ -10,10 +10,10 @@
 
 namespace unsloth::session {
 
-Sight::Sight(const OpenedModel& opened) {
+Sight::Sight(const OpenedModel& opened, int64_t image_max_pixels) {
     if (!opened.file->spec.vision) return;
     try {
-        vision_ = data::read_vision_rows(opened.file->checkpoint.folder());
+        vision_ = data::read_vision_rows(opened.file->checkpoint.folder(), image_max_pixels);
     } catch (const Error& unread) {  // texts are answered all the same
         auto vision = std::make_shared<data::VisionRows>();
         vision->missing = unread.what();
@@ -35,10 +35,9 @@ int64_t Sight::most_patches(int64_t tokens) const {
     return std::min(static_cast<int64_t>(most), tokens) * tower_.merge * tower_.merge;
 }
 
-std::vector<std::string> Sight::thumbnails(const SeenPrompt& prompt, std::size_t most) const {
+std::vector<std::string> Sight::thumbnails(const std::vector<data::Image>& images, std::size_t most) const {
     std::vector<std::string> urls;
-    if (!prompt.images) return urls;
-    for (const data::Image& image : prompt.images->images)
+    for (const data::Image& image : images)
         if (urls.size() < most) urls.push_back(data::thumbnail_of(image, *vision_));
     return urls;
 }

@@ -141,6 +141,7 @@ void with_fused_targets(LoraSpec& lora, const ModelSpec& model) {
 LoraSpec for_model(LoraSpec lora, const ModelSpec& model) {
     with_fused_targets(lora, model);
     if (model.part_of.empty() || lora.target_is_regex) return lora;
+    if (lora.tower == TowerTargets::named && !resolve_tower_lora(lora, model).empty()) return lora;
     const auto joined = [](const auto& parts) {
         std::string text;
         for (const auto& part : parts) text += cat(text.empty() ? "" : "|", part);
@@ -189,7 +190,9 @@ std::vector<LayerLora> resolve_lora(const LoraSpec& asked, const ModelSpec& mode
     if (lora.tower == TowerTargets::named)  // a name may be one of the tower's alone
         for (const TowerLora& linear : tower_linears(model)) targets.contains(linear.path(), 0);
     targets.refuse_unused();
-    UNSLOTH_CHECK(any, "every target was used, but no module has an adapter");
+    if (!any)
+        throw Error("adapter.unsupported", "lora.target_modules: no module of the language model has an adapter",
+                    "Name some of it too, q_proj for example, in layers that have them.");
     return layers;
 }
 

@@ -43,11 +43,13 @@ std::string any_block(const std::string& module) {
 
 std::vector<TowerLora> tower_linears(const ModelSpec& model) {
     std::vector<TowerLora> linears;
-    if (!model.vision || model.vision->tiles) return linears;
-    for (const VisionTensor& tensor : vision_tensors(*model.vision))
-        if (holds_products(tensor))
-            linears.push_back(
-                {tensor.name.substr(0, tensor.name.size() - weight.size()), tensor.shape[0], tensor.shape[1]});
+    if (!model.vision) return linears;
+    for (const VisionTensor& tensor : vision_tensors(*model.vision)) {
+        if (!holds_products(tensor)) continue;
+        linears.push_back(
+            {tensor.name.substr(0, tensor.name.size() - weight.size()), tensor.shape[0], tensor.shape[1]});
+        if (model.vision->tiles) linears.back().root.clear();
+    }
     return linears;
 }
 
@@ -58,7 +60,7 @@ std::vector<TowerLora> resolve_tower_lora(const LoraSpec& lora, const ModelSpec&
         throw Error("adapter.no-such-target",
                     cat("lora.vision: ", model.part_of.empty() ? model.model_type : model.part_of,
                         " has no tower that adapters are trained in here"),
-                    "Leave it out, or take a model of Qwen2.5-VL or Qwen3-VL.");
+                    "Leave it out, or take a model of Llama 3.2 Vision, Qwen2.5-VL or Qwen3-VL.");
     const Patterns<int64_t> ranks("lora.rank_pattern", lora.rank_pattern);
     const Patterns<double> alphas("lora.alpha_pattern", lora.alpha_pattern);
     Targets targets(lora, model);
@@ -77,6 +79,7 @@ std::vector<TowerLora> resolve_tower_lora(const LoraSpec& lora, const ModelSpec&
 }
 
 std::string tower_pattern(const ModelSpec& model) {
+    const bool tiles = model.vision && model.vision->tiles;
     std::vector<std::string> names;
     std::string all;
     for (const TowerLora& linear : tower_linears(model)) {
@@ -85,7 +88,7 @@ std::string tower_pattern(const ModelSpec& model) {
         all += cat(names.empty() ? "" : "|", name);
         names.push_back(name);
     }
-    return cat(R"(.*visual\.()", all, ")");
+    return cat(".*", tiles ? "(" : R"(visual\.()", all, ")");
 }
 
 }  // namespace unsloth::spec

@@ -26,7 +26,8 @@ namespace fs = std::filesystem;
 
 /// Files that a run adds rows to, or draws.
 std::vector<std::string> records(const config::LoggingOptions& logging) {
-    std::vector<std::string> names = {"metrics.jsonl", "answers.jsonl", report::samples_file, report::page_file};
+    std::vector<std::string> names = {"metrics.jsonl", "answers.jsonl", report::samples_file, report::pictured_file,
+                                      report::page_file};
     if (!logging.metrics_file.empty()) names.push_back(logging.metrics_file);
     return names;
 }

@@ -37,8 +37,7 @@ RunSetup::Features RunSetup::features() const {
     Features all;
     for (const data::Dataset* rows : {&loader_->dataset(), static_cast<const data::Dataset*>(&eval_rows_)})
         for (int64_t i = 0; i < rows->size(); ++i) {
-            if (rows->image_sizes(i).patches == 0) continue;
-            const data::Sample row = rows->sample(i);
+            const data::Sample row = rows->images(i);
             for (std::size_t k = 0; k < row.sources.size(); ++k) {
                 if (!files.insert(hash_of(row.sources[k].data)).second) continue;
                 const int64_t patches = row.images.at(k).patches();

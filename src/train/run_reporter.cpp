@@ -11,6 +11,7 @@
 #include <thread>
 #include <utility>
 
+#include "train/pictured_rows.h"
 #include "unsloth/config/load.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
@@ -210,6 +211,9 @@ void RunReporter::begin(const TrainingState& state, double load_seconds) {
     if (!leads()) return;
     write_file_atomically(std::filesystem::path(t.output_dir) / report::facts_file,
                           report::run_facts_json(facts_of(setup_)));
+    if (setup_.plan().request().sizes.patches > 0)
+        write_file_atomically(std::filesystem::path(t.output_dir) / report::pictured_file,
+                              pictured_rows(setup_.loader().dataset(), setup_.opened()));
     const std::string gpu = ops::pci_address(setup_.device());
     observers_.push_back(make_console(config(), gpu));
     observers_.push_back(make_metrics(config(), state.progress.step, gpu));

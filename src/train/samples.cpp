@@ -22,7 +22,7 @@ Samples::Samples(const config::Config& config, const session::OpenedModel& opene
     : output_dir_(config.training.output_dir),
       max_new_tokens_(config.training.sample_max_new_tokens),
       tokenizer_(opened.tokenizer()),
-      sight_(opened),
+      sight_(opened, config.data.image_max_pixels),
       prompts_(session::read_prompts(*config.training.sample_prompts,
                                      session::PromptEncoder(tokenizer_, config.data, rows, sight_))),
       stops_(session::stop_ids(tokenizer_, opened.file->spec)),
@@ -62,7 +62,7 @@ void Samples::answer(ops::Context& ctx, model::Model& model, int64_t step, doubl
                                    {"prompt", tokenizer_.decode(prompts_[i].ids, /*skip_special=*/true)},
                                    {"answer", tokenizer_.decode(answers[i].ids, /*skip_special=*/true)}};
         if (is_first && prompts_[i].images && i < pictured_prompts)
-            row["images"] = sight_.thumbnails(prompts_[i], pictured_images);
+            row["images"] = sight_.thumbnails(prompts_[i].images->images, pictured_images);
         rows_->add(row);
     }
 }

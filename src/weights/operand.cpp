@@ -28,10 +28,15 @@ void forward(ops::Context& ctx, const Operand& o, const DenseBase& base, const P
 }
 
 void backward(ops::Context& ctx, const Operand& o, const DenseBase& base, const Product& p) {
-    ops::gemm(ctx, {.a = columns(p, base.w_NK.size(0), o.a_RK, 0, o.folded),
-                    .b = p.adapters && !o.folded ? base.backward_NRK : base.w_NK,
-                    .out = p.out,
-                    .label = p.label});
+    ops::Gemm product{.a = columns(p, base.w_NK.size(0), o.a_RK, 0, o.folded),
+                      .b = p.adapters && !o.folded ? base.backward_NRK : base.w_NK,
+                      .out = p.out,
+                      .label = p.label};
+    if (p.residual.defined()) {
+        product.beta = 1.0;
+        product.c = p.residual;
+    }
+    ops::gemm(ctx, product);
 }
 
 void forward(ops::Context& ctx, const Operand& o, const TiledBase& base, const Product& p) {
@@ -48,6 +53,7 @@ void backward(ops::Context& ctx, const Operand& o, const TiledBase& base, const 
     ops::Nf4Gemm product{
         .weights = base.tiles, .transposed = true, .x = columns(p, o.b_NR.size(0), o.a_RK, 0), .out = p.out};
     if (p.adapters) product.tail_weight = o.a_RK;
+    if (p.residual.defined()) product.residual = p.residual;
     ops::nf4_gemm(ctx, product, base.backward);
 }
 
@@ -64,6 +70,7 @@ void forward(ops::Context& ctx, const Operand& o, const CodedBase& base, const P
 }
 
 void backward(ops::Context& ctx, const Operand&, const CodedBase& base, const Product& p) {
+    UNSLOTH_CHECK(!p.residual.defined(), p.label, ": nothing is added to it");
     ops::gemm(ctx, {.a = p.input, .b = base.values_NK, .out = p.out, .label = p.label});
 }
 
@@ -75,6 +82,7 @@ void backward(ops::Context&, const Operand&, const ExpertTiles&, const Product& 
 }
 
 void backward(ops::Context& ctx, const CodedTranspose& transpose, const Product& p) {
+    UNSLOTH_CHECK(!p.residual.defined(), p.label, ": nothing is added to it");
     ops::GemmCoded product{.x = p.codes, .w = transpose.w_KN, .out = p.out};
     product.label = p.label;
     if (p.adapters) {

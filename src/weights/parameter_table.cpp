@@ -80,12 +80,11 @@ ParameterTable ParameterTable::lora(const spec::ModelSpec& spec, const std::vect
             for (const bool is_a : {true, false}) {
                 const std::vector<int64_t> shape =
                     is_a ? std::vector{linear.lora.r, linear.k} : std::vector{linear.n, linear.lora.r};
-                Parameter parameter{
-                    is_a ? Parameter::Kind::lora_a : Parameter::Kind::lora_b,
-                    is_a ? formats::tower_lora_a_name(linear.module) : formats::tower_lora_b_name(linear.module),
-                    spec::TensorRole::linear,
-                    {},
-                    shape};
+                Parameter parameter{is_a ? Parameter::Kind::lora_a : Parameter::Kind::lora_b,
+                                    is_a ? formats::tower_lora_a_name(linear) : formats::tower_lora_b_name(linear),
+                                    spec::TensorRole::linear,
+                                    {},
+                                    shape};
                 parameter.of_tower = true;
                 table.add(std::move(parameter));
             }

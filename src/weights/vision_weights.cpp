@@ -37,10 +37,12 @@ class VisionList {
 
     const std::vector<VisionBuffer>& buffers() const { return buffers_; }
 
-    /// A linear, and the folder's that its rows are.
+    /// A linear, and the folder's that its rows are, so many each where there are several.
     struct Linear {
         VisionLinear* to;
         std::vector<std::string> modules;
+        int64_t rows_each = 0;
+        std::string gate = {};  ///< as VisionBuffer's
     };
     const std::vector<Linear>& linears() const { return linears_; }
 
@@ -75,7 +77,7 @@ class VisionList {
         }
         add(to.weight_NK, std::move(weights), dtype_);
         add(to.bias_N, std::move(biases), dtype_);
-        linears_.push_back({&to, modules});
+        linears_.push_back({&to, modules, modules.size() > 1 ? spec_.inner_size() : 0});
     }
     void norm(VisionNorm& to, const std::string& module) {
         add(to.weight, {module + ".weight"}, at::kFloat);
@@ -123,26 +125,35 @@ class VisionList {
         weights.global_blocks.resize(static_cast<std::size_t>(tiles.global_depth));
         for (std::size_t i = 0; i < weights.global_blocks.size(); ++i) {
             const std::string name = cat(root, "global_transformer.layers.", i, ".");
-            const std::size_t first = buffers_.size();
+            const std::size_t first = buffers_.size(), first_linear = linears_.size();
             tile_block(name, weights.global_blocks[i]);
+            const VisionBlock& block = weights.global_blocks[i];
             for (std::size_t b = first; b < buffers_.size(); ++b) {
                 const at::Tensor* const to = buffers_[b].to;
-                const VisionBlock& block = weights.global_blocks[i];
                 if (to == &block.proj.weight_NK) buffers_[b].gate = name + "gate_attn";
                 if (to == &block.out.weight_NK || to == &block.out.bias_N) buffers_[b].gate = name + "gate_ffn";
+            }
+            for (std::size_t l = first_linear; l < linears_.size(); ++l) {
+                if (linears_[l].to == &block.proj) linears_[l].gate = name + "gate_attn";
+                if (linears_[l].to == &block.out) linears_[l].gate = name + "gate_ffn";
             }
         }
         linear(weights.projector, {"multi_modal_projector"});
     }
     void tile_block(const std::string& name, VisionBlock& to) {
         norm(to.norm1, name + "input_layernorm");
-        std::vector<std::string> qkv;
-        for (const char* const part : {"q", "k", "v"}) qkv.push_back(cat(name, "self_attn.", part, "_proj.weight"));
-        add(to.qkv.weight_NK, std::move(qkv), dtype_);
-        add(to.proj.weight_NK, {name + "self_attn.o_proj.weight"}, dtype_);
+        const std::string attention = name + "self_attn.";
+        unbiased(to.qkv, {attention + "q_proj", attention + "k_proj", attention + "v_proj"});
+        unbiased(to.proj, {attention + "o_proj"});
         norm(to.norm2, name + "post_attention_layernorm");
         linear(to.in, {name + "mlp.fc1"});
         linear(to.out, {name + "mlp.fc2"});
+    }
+    void unbiased(VisionLinear& to, const std::vector<std::string>& modules) {
+        std::vector<std::string> weights;
+        for (const std::string& module : modules) weights.push_back(module + ".weight");
+        add(to.weight_NK, std::move(weights), dtype_);
+        linears_.push_back({&to, modules, spec_.hidden_size});
     }
     void merger(const std::string& name, VisionMerger& to) {
         norm(to.norm, name + (spec_.gated_mlp ? "ln_q" : "norm"));
@@ -183,19 +194,21 @@ void fill_rotation(const spec::VisionSpec& spec, const VisionWeights& weights) {
     weights.axis_p.copy_(axes);
 }
 
-/// A feature of the chosen layers lies beside the same of the others: column j of number i is C + j n + i. Here each
-/// layer's are together.
 void order_by_layers(const spec::VisionSpec& spec, const at::Tensor& weight_NK) {
-    const auto chosen = static_cast<int64_t>(spec.tiles->chosen.size());
-    const at::Tensor part = weight_NK.narrow(1, spec.hidden_size, chosen * spec.hidden_size);
-    part.copy_(part.unflatten(1, {spec.hidden_size, chosen}).transpose(1, 2).flatten(1).clone());
+    const auto layers = static_cast<int64_t>(spec.tiles->chosen.size());
+    layer_columns(weight_NK, layers).chosen_NLC.copy_(folder_columns(weight_NK, layers).chosen_NLC.clone());
 }
 
-std::string a_copy(const std::string& module) {
-    return cat("A of visual.", module);
+void copy_columns(const ProjectorColumns& from, const ProjectorColumns& to) {
+    to.last_NC.copy_(from.last_NC);
+    to.chosen_NLC.copy_(from.chosen_NLC);
 }
-std::string b_copy(const std::string& module) {
-    return cat("B of visual.", module);
+
+std::string a_copy(const spec::TowerLora& linear) {
+    return cat("A of ", linear.name());
+}
+std::string b_copy(const spec::TowerLora& linear) {
+    return cat("B of ", linear.name());
 }
 /// Rows of 16-bit values begin at multiples of 16 bytes.
 int64_t aligned(int64_t columns) {
@@ -203,6 +216,16 @@ int64_t aligned(int64_t columns) {
 }
 
 }  // namespace
+
+ProjectorColumns folder_columns(const at::Tensor& x_NK, int64_t layers) {
+    const int64_t c = x_NK.size(1) / (1 + layers);
+    return {x_NK.narrow(1, 0, c), x_NK.narrow(1, c, c * layers).unflatten(1, {c, layers}).transpose(1, 2)};
+}
+
+ProjectorColumns layer_columns(const at::Tensor& x_NK, int64_t layers) {
+    const int64_t c = x_NK.size(1) / (1 + layers);
+    return {x_NK.narrow(1, 0, c), x_NK.narrow(1, c, c * layers).unflatten(1, {layers, c})};
+}
 
 int64_t widest_tower_rank(const std::vector<spec::TowerLora>& lora) {
     int64_t widest = 0;
@@ -215,8 +238,8 @@ void VisionWeights::plan_adapters(const std::vector<spec::TowerLora>& lora, at::
     const auto each = static_cast<int64_t>(c10::elementSize(dtype));
     for (const spec::TowerLora& linear : lora) {
         const int64_t r = padded_tower_rank(linear.lora.r);
-        resident.add("tower weights", a_copy(linear.module), r * aligned(linear.k) * each);
-        resident.add("tower weights", b_copy(linear.module), linear.n * r * each);
+        resident.add("tower weights", a_copy(linear), r * aligned(linear.k) * each);
+        resident.add("tower weights", b_copy(linear), linear.n * r * each);
     }
 }
 
@@ -231,15 +254,15 @@ void VisionWeights::adapt(const spec::VisionSpec& spec, const std::vector<spec::
     const VisionList list(spec, dtype, *this);
     for (const VisionList::Linear& linear : list.linears())
         for (std::size_t i = 0; i < linear.modules.size(); ++i) {
-            const std::string& module = linear.modules[i];
-            const auto adapted = std::ranges::find(lora, module, &spec::TowerLora::module);
+            const auto adapted = std::ranges::find(lora, linear.modules[i], &spec::TowerLora::module);
             if (adapted == lora.end()) continue;
             const int64_t r = padded_tower_rank(adapted->lora.r);
-            linear.to->adapters.push_back({by_name.at(formats::tower_lora_a_name(module)),
-                                           by_name.at(formats::tower_lora_b_name(module)), adapted->lora.scale,
-                                           static_cast<int64_t>(i) * spec.inner_size(),
-                                           copy(a_copy(module), r, aligned(adapted->k)).narrow(1, 0, adapted->k),
-                                           copy(b_copy(module), adapted->n, r)});
+            linear.to->adapters.push_back(
+                {by_name.at(formats::tower_lora_a_name(*adapted)), by_name.at(formats::tower_lora_b_name(*adapted)),
+                 adapted->lora.scale * linear.to->gate, static_cast<int64_t>(i) * linear.rows_each,
+                 copy(a_copy(*adapted), r, aligned(adapted->k)).narrow(1, 0, adapted->k),
+                 copy(b_copy(*adapted), adapted->n, r)});
+            if (linear.to == &projector) linear.to->adapters.back().chosen = std::ssize(spec.tiles->chosen);
         }
     adapted_ = !lora.empty();
 }
@@ -249,14 +272,19 @@ void VisionWeights::refresh(const Parameters& parameters) {
     const auto fill = [&](const VisionLinear& linear) {
         for (const VisionAdapter& adapter : linear.adapters) {
             const int64_t r = adapter.a->shape[0];
-            adapter.a_RK.narrow(0, 0, r).copy_(parameters.value(*adapter.a));
+            const at::Tensor value = parameters.value(*adapter.a), a = adapter.a_RK.narrow(0, 0, r);
+            if (adapter.chosen > 0)
+                copy_columns(folder_columns(value, adapter.chosen), layer_columns(a, adapter.chosen));
+            else
+                a.copy_(value);
             at::Tensor b = adapter.b_NR.narrow(1, 0, r);
             at::mul_out(b, parameters.value(*adapter.b), at::scalar_tensor(adapter.scale));
         }
     };
-    for (const VisionBlock& block : blocks)
-        for (const VisionLinear* const linear : {&block.qkv, &block.proj, &block.in, &block.out}) fill(*linear);
-    fill(merger.in), fill(merger.out);
+    for (const std::vector<VisionBlock>* const some : {&blocks, &global_blocks})
+        for (const VisionBlock& block : *some)
+            for (const VisionLinear* const linear : {&block.qkv, &block.proj, &block.in, &block.out}) fill(*linear);
+    fill(merger.in), fill(merger.out), fill(projector);
     for (const VisionMerger& of_layer : deepstack) fill(of_layer.in), fill(of_layer.out);
     version_ = parameters.version;
 }
@@ -300,6 +328,8 @@ VisionWeights VisionWeights::load(const spec::VisionSpec& spec, at::ScalarType d
             source.drop();
         }
     }
+    for (const VisionList::Linear& linear : list.linears())
+        if (!linear.gate.empty()) linear.to->gate = gate_of(linear.gate);
     weights.value_CB.copy_(values_of_bytes(spec));
     if (!spec.tiles) {
         fill_rotation(spec, weights);

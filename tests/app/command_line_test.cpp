@@ -71,6 +71,8 @@ TEST(CommandLine, AnArgumentThatMayBeTheConfigurationIsTheOnlyMistake) {
     EXPECT_CONTAINS(error_of({"generate", adapter, "--prompt", "p"}, "option.misplaced"),
                     "Name the folder with --model.adapter_name_or_path " + adapter + ".");
     EXPECT_CONTAINS(error_of({"push", adapter, "me/x"}), "push needs --repo");
+    const std::string rows = folder.write("rows.jsonl", "{}");
+    EXPECT_CONTAINS(error_of({"data", rows}, "option.misplaced"), "with --data.train_file " + rows + ".");
 }
 
 TEST(CommandLine, HelpWinsOverEverythingButAnUnknownCommand) {
@@ -86,6 +88,7 @@ TEST(CommandLine, HelpWinsOverEverythingButAnUnknownCommand) {
     }
     EXPECT_EQ(app::parse_command_line({"--version"}).command, app::Command::version);
     EXPECT_CONTAINS(error_of({"scoer", "--help"}, "command.unknown"), "Did you mean score?");
+    EXPECT_CONTAINS(error_of({"resume", "out/a"}, "command.unknown"), "--resume_from_checkpoint auto");
     EXPECT_CONTAINS(usage_message([] { app::help_text("tokenzie"); }), "Did you mean tokenize?");
     EXPECT_CONTAINS(error_of({"--learning_rate", "fast"}), "expected a number >= 0 and <= 1, or auto, found");
 }

@@ -55,7 +55,7 @@ TEST(Cache, NothingOutsideOfAFileIsRead) {
         part.append({{1, 2, 3, 4}, {-100, 2, -100, 4}, {5, 6, 0, 1}, {{0, 2}, {2, 2}}, false, 2}, 0, 0);
         part.append({{1, 2, 3}, {1, 2, 3}, {}, {}, false, 2}, 1, 0);
         writer.append(std::move(part));
-        writer.finish({2, 0, 0, 0, 0, config::DataFormat::tokenized, {}});
+        writer.finish({.rows = 2, .format = config::DataFormat::tokenized});
     }
     const std::string whole = read_file(path);
     ASSERT_EQ(open_cache_file(path)->store->rows(), 2);

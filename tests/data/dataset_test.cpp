@@ -69,6 +69,8 @@ TEST(Dataset, Statistics) {
     const std::string log = toy::logged([&] { data = Dataset::load(path, options, nullptr); });
     toy::expect_contains(log,
                          {"JSON Lines, rows of format tokenized (columns input_ids)", "cut 1 of 3 rows at 4 tokens"});
+    // A slice of the same file to evaluate on tells its format no second time.
+    EXPECT_EQ(toy::logged([&] { Dataset::load(path, options, nullptr); }).find("rows of format"), std::string::npos);
     EXPECT_EQ(data.stats().rows, 3);
     EXPECT_EQ(data.stats().tokens, 4 + 2 + 3);
     EXPECT_EQ(data.stats().trained_tokens, 3 + 1 + 1);

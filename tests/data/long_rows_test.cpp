@@ -98,6 +98,35 @@ TEST(LongRows, PlainTextIsSplitAndOtherRowsAreCutUnlessToldOtherwise) {
                          {"none of its 1 rows can be used", "1 too long"});
 }
 
+TEST(ShortRows, RowsAndPiecesOfFewerTokensAreLeftOut) {
+    const toy::Folder folder;
+    const auto rows = folder.write("a.jsonl", R"({"input_ids": [1, 2, 3, 4, 5, 6, 7]}
+{"input_ids": [1, 2]}
+{"input_ids": [1, 2, 3]}
+)");
+    DatasetOptions options;
+    options.min_length = 3;
+    Dataset data;
+    const std::string log = toy::logged([&] { data = Dataset::load(rows, options, nullptr); });
+    EXPECT_EQ(data.size(), 2);
+    EXPECT_EQ(data.sample(1).ids, (std::vector<int32_t>{1, 2, 3}));
+    EXPECT_EQ(data.stats().short_rows, 1);
+    toy::expect_contains(log, {"omitted 1 of 3 rows of fewer than 3 tokens (data.min_length)", "a.jsonl:2"});
+    // A row is measured before it is cut, and a piece by itself: 7 tokens are pieces of 6 and, with one again, 2.
+    options.max_seq_length = 6;
+    options.long_rows = config::LongRows::truncate;
+    options.min_length = 7;
+    EXPECT_EQ(Dataset::load(rows, options, nullptr).sample(0).ids.size(), 6U);
+    options.long_rows = config::LongRows::split;
+    options.min_length = 3;
+    const Dataset pieces = Dataset::load(rows, options, nullptr);
+    EXPECT_EQ(pieces.size(), 2);
+    EXPECT_EQ(pieces.sample(0).ids.size(), 6U);
+    options.min_length = 8;
+    toy::expect_contains(toy::message_of("data.no-usable-rows", [&] { Dataset::load(rows, options, nullptr); }),
+                         {"3 too short"});
+}
+
 TEST(LongRows, APieceWithoutATargetIsNoRow) {
     const toy::Folder folder;
     DatasetOptions options;

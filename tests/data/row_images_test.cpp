@@ -6,9 +6,12 @@
 #include <set>
 
 #include "data/toy.h"
+#include "images/support.h"
 #include "unsloth/core/files.h"
 #include "unsloth/data/cache.h"
 #include "unsloth/data/loader.h"
+#include "unsloth/data/report.h"
+#include "unsloth/data/seen_prompt.h"
 #include "unsloth/data/show.h"
 #include "unsloth/data/thumbnail.h"
 #include "unsloth/data/vision.h"
@@ -34,7 +37,7 @@ std::filesystem::path image_golden(const std::string& family, const std::string&
 struct VisionModel {
     explicit VisionModel(const std::string& family)
         : encoder(make_row_encoder(tokenizer::Tokenizer::load(image_golden(family, "saved")), "auto")) {
-        options.vision = read_vision_rows(image_golden(family, "saved"));
+        options.vision = read_vision_rows(image_golden(family, "saved"), 0);
         options.image_root = toy::golden("images");
         options.log_warnings = false;
     }
@@ -186,6 +189,66 @@ TEST_F(RowImages, WhatCannotBeReadIsRefusedWithItsRow) {
     }
 }
 
+std::string base64_of(const std::string& bytes) {
+    constexpr const char* digits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    std::string text;
+    uint32_t held = 0;
+    int bits = 0;
+    for (const char c : bytes) {
+        held = held << 8 | static_cast<unsigned char>(c);
+        for (bits += 8; bits >= 6; bits -= 6) text += digits[held >> (bits - 6) & 63];
+    }
+    return bits > 0 ? text + digits[held << (6 - bits) & 63] : text;  // padding may be missing
+}
+
+/// Each kind, as a file and within the text: of a training row with its line, and of a prompt, as `generate` and
+/// `serve` read them. Bombs are refused by what their headers claim.
+TEST_F(RowImages, HostileImagesAreRefusedInRowsAndPrompts) {
+    const toy::Folder folder, outside;
+    VisionModel model("qwen3_vl");
+    const std::string jpeg = read_file(toy::golden("images/images/a_420.jpg"));
+    const auto grey = [](uint32_t width, uint32_t height) { return images::png_file(width, height, 8, 0, ""); };
+    const struct {
+        const char *name, *id;
+        std::string bytes;
+    } kinds[] = {
+        {"bomb.png", "image.too-large", grey(30'000, 30'000)}, {"wide.png", "image.too-large", grey(50'000, 1)},
+        {"high.png", "image.too-large", grey(1, 50'000)},      {"thin.png", "image.unsupported", grey(8'000, 2)},
+        {"cut.jpg", "image.damaged", jpeg.substr(0, 300)},     {"empty.jpg", "image.unknown-type", ""},
+        {"text.png", "image.unknown-type", "no image"},        {"vector.png", "image.unknown-type", "<svg/>"},
+    };
+    folder.write("a.jpg", jpeg);
+    outside.write("secret.jpg", jpeg);
+    std::filesystem::create_symlink(outside / "secret.jpg", folder / "link.jpg");
+    model.options.image_root = folder.path();
+    const auto expect_refused = [](const char* id, const std::string& what, const auto& read) {
+        try {
+            read();
+            ADD_FAILURE() << "taken: " << what;
+        } catch (const Error& error) {
+            EXPECT_EQ(error.id().name(), id) << what << ": " << error.what();
+            return std::string(error.what());
+        }
+        return std::string();
+    };
+    const auto check = [&](const std::string& image, const char* id) {
+        const auto rows = folder.write("rows.jsonl", row_of("\"a.jpg\"") + row_of(cat("\"", image, "\"")));
+        const std::string said = expect_refused(id, image, [&] { (void)model.load(rows); });
+        EXPECT_NE(said.find("rows.jsonl:2: "), std::string::npos) << said;
+        auto prompt = nlohmann::ordered_json::parse(row_of(cat("\"", image, "\"")));
+        expect_refused(id, image, [&] {
+            (void)place_images(prompt, *model.options.vision, folder.path(),
+                               [&](const auto&) { return std::vector<int32_t>{model.options.vision->image_token}; });
+        });
+    };
+    for (const auto& [name, id, bytes] : kinds) {
+        folder.write(name, bytes);
+        check(name, id);
+        check(cat("data:image/png;base64,", base64_of(bytes)), id);
+    }
+    check("link.jpg", "image.outside-root");
+}
+
 /// Features of images with these contents.
 struct KeptContents : KeptImages {
     bool keeps(const std::string& content) const override { return contents.contains(content); }
@@ -239,10 +302,31 @@ TEST_F(RowImages, AreShownAsTheirFile) {
     const Sample row = model.load(image_golden("qwen3_vl", "rows.jsonl")).sample(13);
     const auto tokenizer = tokenizer::Tokenizer::load(image_golden("qwen3_vl", "saved"));
     const std::string text = show_tokens(row, &tokenizer, Marks::brackets);
-    EXPECT_NE(text.find("a_420.jpg: 4 x 4 patches, 4 tokens]"), std::string::npos) << text;
-    EXPECT_NE(text.find("f_exif6.jpg: 4 x 6 patches, 6 tokens]"), std::string::npos) << text;
+    EXPECT_NE(text.find("a_420.jpg: 4 x 4 patches, 4 tokens from token "), std::string::npos) << text;
+    EXPECT_NE(text.find("f_exif6.jpg: 4 x 6 patches, 6 tokens from token "), std::string::npos) << text;
     EXPECT_EQ(text.find("<|image_pad|>"), std::string::npos) << text;
-    EXPECT_EQ(image_ranges(row).size(), 2U);
+    ASSERT_EQ(image_ranges(row).size(), 2U);
+    EXPECT_NE(text.find(cat("6 tokens from token ", image_ranges(row)[1].first, "]")), std::string::npos) << text;
+}
+
+TEST_F(RowImages, AreCountedByTheReport) {
+    const VisionModel model("qwen3_vl");
+    TrainingData data;
+    data.train = model.load(image_golden("qwen3_vl", "rows.jsonl"));
+    int64_t images = 0, tokens = 0;
+    for (int64_t i = 0; i < data.train.size(); ++i) {
+        images += static_cast<int64_t>(data.train.images(i).images.size());
+        tokens += data.train.image_sizes(i).tokens;
+        EXPECT_EQ(data.train.images(i).sources, data.train.sample(i).sources) << i;
+    }
+    const DataReport report = make_report(data, {}, {}, 1);
+    EXPECT_GT(images, 0);
+    EXPECT_EQ(report.train.images, images);
+    EXPECT_EQ(report.train.image_tokens, tokens);
+    const Golden json = Golden::parse(report_json(report, nullptr));
+    EXPECT_EQ(json["train"]["images"], (Golden{{"count", images}, {"tokens", tokens}}));
+    const std::string text = report_text(report, nullptr, Marks::brackets);
+    EXPECT_NE(text.find(cat("  images ")), std::string::npos) << text;
 }
 
 TEST_F(RowImages, NoRowIsCutWithinAnImage) {

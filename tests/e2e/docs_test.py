@@ -20,7 +20,6 @@ ELSEWHERE = {
     "--rope_scaling": "wants a model with more positions than the example's; plan_test",
     "export PATH": "the shell's path is set already",
     "launch": "launch_test",
-    "make_rows.py": "examples/legal/check_rows.py and its own tests",
     "init --model_config examples": "trains the example's base for minutes",
     "dmesg": "of the system",
     "replay": "anomaly_test",
@@ -33,10 +32,8 @@ ELSEWHERE = {
 }
 # Pages without commands that are run: their subject is tested elsewhere, or another page has the commands.
 WITHOUT_COMMANDS = {
-    "docs/how-to/adapter-variants.md",
     "docs/how-to/bad-steps.md",
     "docs/how-to/hugging-face.md",
-    "docs/how-to/images.md",
     "docs/how-to/serve.md",
     "docs/how-to/sweep.md",
     "docs/how-to/migrate/fsdp-and-deepspeed.md",
@@ -129,6 +126,7 @@ class Pages(EndToEnd):
                 (legal / file.name).write_text("".join(rows[: 64 if file.name == "train.jsonl" else 32]))
             elif file.name != "out":
                 (legal / file.name).symlink_to(file)
+        (place / "examples" / "shapes").symlink_to(SOURCE / "examples" / "shapes")
         # As the example's model, but with two layers and Llama 3.1's positions.
         config = json.loads((LEGAL_BASE / "config.json").read_text()) | {"num_hidden_layers": 2}
         config["max_position_embeddings"] = 131072
@@ -153,6 +151,11 @@ class Pages(EndToEnd):
             (place / "run.json").write_text(json.dumps(run_config(out)))
             cls.execute(place, "unsloth-train run.json")
         cls.execute(place, "unsloth-train merge --adapter out/run1 --out out/merged")
+        cls.execute(
+            place,
+            "unsloth-train init --model_config examples/shapes/base/config.json --tokenizer examples/shapes/base"
+            " --dtype float32 --out Qwen/Qwen2.5-VL-3B-Instruct",
+        )
         (place / "run.json").write_text(json.dumps(run_config("out/run3")))
 
     @classmethod

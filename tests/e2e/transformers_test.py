@@ -23,6 +23,7 @@ from support import (
     write_rows,
     write_safetensors,
 )
+from vision_test import Seeing
 
 MODULES = ("torch", "transformers", "peft", "bitsandbytes", "accelerate")
 PYTHON = python_with(*MODULES)
@@ -152,9 +153,35 @@ for folder in sys.argv[1:]:
     print(len(linears), sum(module.weight.dtype != torch.uint8 for module in linears))
 """
 
+# Loads adapters of towers in PEFT and prints how many tensors it has as the file has them, and how many there are.
+TOWERS = """
+import sys
+import torch
+from peft import PeftModel, get_peft_model_state_dict
+from safetensors.torch import load_file
+from transformers import AutoModelForImageTextToText
+for base, adapter in zip(sys.argv[1::2], sys.argv[2::2]):
+    model = PeftModel.from_pretrained(AutoModelForImageTextToText.from_pretrained(base), adapter)
+    there = get_peft_model_state_dict(model)
+    saved = load_file(f"{adapter}/adapter_model.safetensors")
+    same = [name for name, values in saved.items() if torch.equal(there[name].float(), values.float())]
+    print(len(same), len(there))
+"""
 
-class InTransformers(Merging, Peers):
+
+class InTransformers(Merging, Peers, Seeing):
     python = PYTHON
+
+    def test_adapters_in_towers_load_in_peft(self):
+        pairs = []
+        for name in ("qwen3_vl", "mllama"):
+            folder, _, rows, _ = self.family(name)
+            out = self.train(folder, rows, "--lora.vision", "true", "--r", 4, "--max_steps", 1, out=name + "-out")
+            pairs += [folder, out]
+        for folder, line in zip(pairs[::2], self.in_python(TOWERS, *pairs).splitlines(), strict=True):
+            same, there = map(int, line.split())
+            self.assertEqual(same, there, folder)
+            self.assertGreater(same, 100)
 
     def test_models_with_towers_load_in_4bit(self):
         folders = []

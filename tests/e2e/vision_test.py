@@ -7,6 +7,9 @@ import json
 import lzma
 import re
 import shutil
+import struct
+import zlib
+from pathlib import Path
 
 from serve_test import Served
 from support import FP32, GOLDEN, LEGAL_BASE, OK, EndToEnd, main, read_rows, write_rows
@@ -24,6 +27,19 @@ def plain_copy(source, target):
         elif file.is_file():
             shutil.copy(file, target)
     return target
+
+
+def png(width, height):
+    """A file whose header claims that size, with no pixels."""
+    chunk = lambda name, data: (
+        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+    )  # fmt: skip
+    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
+
+
+def data_url(file):
+    return "data:image/png;base64," + base64.b64encode(file).decode()
 
 
 class Seeing(EndToEnd):
@@ -63,6 +79,25 @@ class Vision(Seeing):
                 self.assertAlmostEqual(got["loss"], expected["loss"], delta=metrics["tolerance"]["loss_max_abs"])
             first, last = self.evaluations(out)
             self.assertLess(last["eval_loss"], first["eval_loss"])
+            self.expect_pictured(out, rows)
+
+    def expect_pictured(self, out, rows):
+        """The first rows with images as `data` shows them, with thumbnails, on the run's page."""
+        given = [(i, row["images"]) for i, row in enumerate(read_rows(rows)) if row.get("images")][:4]
+        pictured = read_rows(out / "pictured_rows.jsonl")
+        self.assertEqual([row["row"] for row in pictured], [i for i, _ in given])
+        page = self.folder / "page.html"
+        self.succeed("report", out, "--out", page)
+        html = page.read_text()
+        for row, (_, images) in zip(pictured, given):
+            self.assertEqual(len(row["images"]), min(len(images), 4))
+            for image, name in zip(row["images"], images):
+                self.assertTrue(image["url"].startswith("data:image/png;base64,"), name)
+                self.assertIn(f'src="{image["url"]}"', html)
+                begin, end = image["tokens"]
+                self.assertIn(f"{end - begin} token{'s' * (end - begin > 1)} from token {begin}", html)
+                self.assertIn(Path(name).name, row["text"])
+        self.assertNotIn("http", html.replace("http://www.w3.org/2000/svg", ""))
 
     def test_evaluations_answer_about_images(self):
         for name in FAMILIES:
@@ -223,7 +258,6 @@ class Vision(Seeing):
         folder, adapter, rows, _ = self.family("mllama")
         arguments = self.train_arguments(folder, rows, "--max_steps", 1)
         self.fail_with("option.unsupported", "lora.use_dora", "train", *arguments, "--use_dora", "true")
-        self.fail_with("adapter.no-such-target", "lora.vision", "train", *arguments, "--lora.vision", "true")
         self.fail_with(
             "export.unsupported", "sees images", "export", "gguf", "--model", folder, "--out", self.folder / "l.gguf"
         )
@@ -338,6 +372,17 @@ class Answers(Seeing):
         bad = self.folder / "bad.png"
         bad.write_bytes(image.read_bytes()[:200])
         self.fail_with("image.damaged", "bad.png", *asked, "--prompt", "x", "--image", bad)
+        for file, error in (
+            (png(30_000, 30_000), "image.too-large"), (png(50_000, 1), "image.too-large"), (b"", "image.unknown-type"),
+            (b"no image", "image.unknown-type"),
+        ):  # fmt: skip
+            bad.write_bytes(file)
+            self.fail_with(error, "bad.png", *asked, "--prompt", "x", "--image", bad)
+        folder_of_rows = self.folder / "rows"
+        folder_of_rows.mkdir()
+        (folder_of_rows / "link.jpg").symlink_to(outside)
+        self.fail_with("image.outside-root", "outside.jpg", *asked, "--file", write_rows(
+            folder_of_rows / "rows.jsonl", [{"prompt": "x", "images": ["link.jpg"]}]))  # fmt: skip
 
 
 class Serving(Seeing, Served):
@@ -393,6 +438,24 @@ class Serving(Seeing, Served):
             together = list(pool.map(ask_seeded, [0, 5] * 8))
         self.assertEqual(together, alone * 8)
 
+        (shown,) = [one for one in self.request(cases[0])["messages"]]
+        parts = [
+            {"type": "input_image", "image_url": part["image_url"]["url"]} if part["type"] == "image_url"
+            else {"type": "input_text", "text": part["text"]}
+            for part in shown["content"]
+        ]  # fmt: skip
+        said, told = service.post(
+            "/v1/responses", input=[{"role": "user", "content": parts}], store=False, temperature=0,
+            max_output_tokens=40,
+        )  # fmt: skip
+        self.assertEqual(said, 200, told)
+        self.assertEqual(told["output"][0]["content"][0]["text"], expected[0]["text"])
+        self.assertEqual(told["usage"]["input_tokens"], len(cases[0]["prompt_ids"]))
+        parts[0] = {"type": "input_image", "image_url": "data:image/png;base64,AAAA"}
+        status, answer = service.post("/v1/responses", input=[{"role": "user", "content": parts}], store=False)
+        self.assertEqual((status, answer["error"]["code"]), (400, "invalid_image"), answer)
+        self.assertEqual(answer["error"]["param"], "input")
+
         _, counted = service.post("/tokenize", messages=self.request(cases[1])["messages"])
         self.assertEqual(counted["tokens"], cases[1]["prompt_ids"])
         self.refused(service, cases)
@@ -412,6 +475,10 @@ class Serving(Seeing, Served):
             ("data:image/png;base64,%%%", "base64"),
             ("data:image/png;base64," + base64.b64encode(b"no image").decode(), "JPEG"),
             ("data:image/png,raw", "base64"),
+            *((data_url(png(*size)), "pixels") for size in ((30_000, 30_000), (50_000, 1), (1, 50_000))),
+            (data_url((GOLDEN / "images/images/a_420.jpg").read_bytes()[:300]), "cut off"),
+            (data_url(b""), "no bytes"),
+            (data_url(b"<svg/>"), "SVG"),
         ):
             status, answer = chat({"type": "image_url", "image_url": {"url": url}})
             self.assertEqual((status, answer["error"]["code"]), (400, "invalid_image"), answer)

@@ -3,6 +3,7 @@
 
 #include <cmath>
 
+#include "images/resample.h"
 #include "images/support.h"
 #include "unsloth/images/picture.h"
 
@@ -101,6 +102,41 @@ TEST(Processor, SizesOfQwen) {
     EXPECT_EQ(size(200, 1), (Size{812, 28}));
     EXPECT_THROW(size(201, 1), Error);
     EXPECT_THROW(size(1, 201), Error);
+}
+
+/// As LLaMA-Factory makes an image smaller before the model's processor sees it.
+TEST_F(Preprocessing, ALimitOfPixelsShrinksAnImageFirst) {
+    for (const std::string family : families) {
+        Processor processor = processor_of(family, "saved");
+        int shrunk = 0;
+        for (const auto& [name, one] : expectations()[family]["pixels"].items()) {
+            const Image image = decode(bytes_of(image_file(name)));
+            const int64_t pixels = int64_t{image.size.width} * image.size.height;
+            processor.shrink_to = 0;
+            const Pixels plain = process(processor, image);
+            processor.shrink_to = pixels;
+            EXPECT_EQ(process(processor, image).values, plain.values) << name << ": as many as are allowed";
+            processor.shrink_to = pixels / 3;
+            if (processor.shrink_to == 0) continue;
+            const double factor = std::sqrt(static_cast<double>(processor.shrink_to) / static_cast<double>(pixels));
+            const Size size{static_cast<int32_t>(image.size.width * factor),
+                            static_cast<int32_t>(image.size.height * factor)};
+            if (size.width == 0 || size.height == 0) continue;
+            const Pixels smaller = process(processor, image);
+            EXPECT_EQ(smaller.grid, grid_of(processor, image.size)) << name;
+            processor.shrink_to = 0;
+            const Pixels expected = process(processor, resize(image, size, Filter::bicubic));
+            EXPECT_EQ(smaller.grid, expected.grid) << family << " " << name;
+            EXPECT_EQ(smaller.values, expected.values) << family << " " << name;
+            ++shrunk;
+        }
+        EXPECT_GT(shrunk, 3) << family;
+    }
+    Processor limited;
+    limited.shrink_to = 589'824;
+    EXPECT_NE(describe(limited), describe(Processor{})) << "encoded rows depend on it";
+    const Grid grid = grid_of(limited, {1920, 1080});  // 1024 x 576, of 28 x 28 pixels a token
+    EXPECT_EQ((Size{grid.width * limited.patch, grid.height * limited.patch}), (Size{1036, 588}));
 }
 
 TEST(Processor, SettingsThatAreNotImplementedAreRefusedByName) {

@@ -154,6 +154,17 @@ TEST(ImportPeers, WhatChangesNothingForThisModelIsANote) {
         import::PeerProgram::axolotl);
     EXPECT_EQ(all(phi.losses), "");
     EXPECT_CONTAINS(loaded(phi).config.data.template_name, "'<|end|>\\n<|assistant|>\\n'");
+    const auto thinks = [](const std::string& rest) {
+        return import_text("base_model: Qwen/Qwen3-8B\ndatasets: [{path: a.jsonl, type: chat_template}]\n" + rest,
+                           import::PeerProgram::axolotl);
+    };
+    EXPECT_EQ(all(thinks("chat_template: qwen3\n").losses), "");
+    EXPECT_CONTAINS(loaded(thinks("chat_template: qwen3\n")).config.data.template_name,
+                    "{{- '<think>\\n\\n</think>\\n\\n' -}}\n      {%- generation -%}");
+    EXPECT_CONTAINS(all(thinks("").losses), "empty thought");
+    const auto long_ones = of("a/b", "min_sample_len: 200_000\n");
+    EXPECT_EQ(all(long_ones.losses), "");
+    EXPECT_EQ(loaded(long_ones).config.data.min_length, 200000);
 }
 
 TEST(ImportPeers, ImagesOfLlamaFactoryAreReadWhereTheModelSeesThem) {
@@ -170,9 +181,14 @@ TEST(ImportPeers, ImagesOfLlamaFactoryAreReadWhereTheModelSeesThem) {
     const auto sees = of("Qwen/Qwen3-VL-4B-Instruct", "dataset: seen\ntemplate: qwen3_vl_nothink\nmedia_dir: pics\n");
     EXPECT_EQ(loaded(sees).config.data.image_root, "pics");
     EXPECT_CONTAINS(sees.json, "\"images\": \"pictures\"");
-    // Its own limit of pixels is not the model's, and is said even where it is their default.
-    EXPECT_EQ(sees.losses.size(), 1U) << all(sees.losses);
-    EXPECT_CONTAINS(all(sees.losses), "image_max_pixels: 589824");
+    // Its own limit of pixels is not the model's, and is written even where it is their default.
+    EXPECT_EQ(all(sees.losses), "");
+    EXPECT_EQ(loaded(sees).config.data.image_max_pixels, 589824);
+    const auto small = of("Qwen/Qwen3-VL-4B-Instruct",
+                          "dataset: seen\ntemplate: qwen3_vl_nothink\nimage_max_pixels: 262144\nimage_min_pixels: 9\n");
+    EXPECT_EQ(loaded(small).config.data.image_max_pixels, 262144);
+    EXPECT_EQ(small.losses.size(), 1U) << all(small.losses);
+    EXPECT_CONTAINS(all(small.losses), "image_min_pixels: 9");
     EXPECT_CONTAINS(all(of("meta-llama/Llama-3.1-8B", "dataset: seen\n").losses), "images: rows are read without it");
     const auto texts = of("Qwen/Qwen3-8B", "dataset: one\ntemplate: qwen3\nmedia_dir: pics\nimage_max_pixels: 9\n");
     EXPECT_EQ(all(texts.losses), "");

@@ -354,6 +354,34 @@ TEST(OpenaiRequest, ImagesOfChats) {
         "messages[0].value", "invalid_value");
 }
 
+TEST(OpenaiRequest, ImagesOfResponses) {
+    ParseOptions sees = strict;
+    sees.sees_images = true;
+    const auto with = [&](const std::string& parts, const ParseOptions& options) {
+        return parse_response(R"({"store": false, "input": [{"role": "user", "content": [)" + parts + "]}]}", options);
+    };
+    const std::string text = R"({"type": "input_text", "text": "x"})",
+                      good = R"({"type": "input_image", "image_url": "data:image/png;base64,AA==", "file_id": null})";
+    const AnswerRequest read = with(text + ", " + good, sees);
+    EXPECT_EQ((*read.row)["messages"][0]["content"], Json::parse(R"([{"type": "text", "text": "x"},
+                              {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}])"));
+    EXPECT_EQ((*with(text, sees).row)["messages"][0]["content"], "x");
+    expect_refusal([&] { with(good, strict); }, "input[0].content[0].type", "unsupported");
+    const auto refused = [&](const std::string& members, const char* field, const char* code) {
+        expect_refusal([&] { with(cat(text, R"(, {"type": "input_image")", members, "}"), sees); },
+                       cat("input[0].content[1]", field), code);
+    };
+    refused("", ".image_url", "invalid_type");
+    refused(R"(, "image_url": {"url": "data:,"})", ".image_url", "invalid_type");
+    for (const char* url : {"https://a/b.png", "http://10.0.0.1", "file:///etc/passwd", "/etc/passwd", "a.png", ""})
+        refused(cat(R"(, "image_url": ")", url, "\""), ".image_url", "unsupported");
+    refused(R"(, "image_url": "data:,", "detail": "low")", ".detail", "unsupported");
+    refused(R"(, "file_id": "file-1")", ".file_id", "unsupported");
+    refused(R"(, "image_url": "data:,", "path": "/a")", "", "invalid_value");
+    expect_refusal([&] { with(good + R"(, {"type": "input_file"})", sees); }, "input[0].content[1].type",
+                   "unsupported");
+}
+
 TEST(OpenaiRequest, OtherRoutes) {
     EXPECT_EQ(parse_tokenize(R"({"prompt": "x", "add_special_tokens": false})", strict).add_special_tokens, false);
     EXPECT_NE(parse_tokenize(R"({"messages": [{"role": "user", "content": "x"}]})", strict).row, nullptr);

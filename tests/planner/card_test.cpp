@@ -15,7 +15,8 @@ namespace {
 
 TEST(Card, IsFoundByTheNamesThatPeopleAndDriversUse) {
     for (const char* name : {"H200", "nvidia h200", "NVIDIA H200"}) EXPECT_EQ(find_card(name).name, "NVIDIA H200");
-    EXPECT_EQ(find_card("rtx_4090").name, "NVIDIA GeForce RTX 4090");
+    for (const char* name : {"rtx_4090", "4090"}) EXPECT_EQ(find_card(name).name, "NVIDIA GeForce RTX 4090");
+    for (const char* name : {"", "24", "2080"}) EXPECT_THROW(find_card(name), Error) << name;
     bool known = false;
     EXPECT_EQ(card_of_driver("NVIDIA H100 80GB HBM3", 9.0, known).name, "NVIDIA H100");
     EXPECT_TRUE(known);

@@ -166,6 +166,31 @@ TEST(Page, ShowsThumbnailsOfPrompts) {
     EXPECT_NE(html.find("<summary>What?</summary>"), html.rfind("<summary>What?</summary>"));
 }
 
+/// A run's folder may be anyone's: names in it are text, and only PNG files within it are pictures.
+TEST(Page, ShowsTrainingRowsWithImages) {
+    RunFolder folder;
+    EXPECT_FALSE(contains(page(read_run(example_run(folder).path()), 0), "Training row"));
+    const std::string png = "data:image/png;base64,iVBORw0KGgo=";
+    const auto image = [](const nlohmann::json& tokens, const std::string& url) {
+        return nlohmann::json{{"tokens", tokens}, {"url", url}};
+    };
+    const nlohmann::json row = {{"row", 7},
+                                {"tokens", 90},
+                                {"text", "see [<img src=x>&.jpg: 4 x 4 patches]\n"},
+                                {"images",
+                                 {image({2, 6}, png), image({8, 9}, "https://example.org/a.png"),
+                                  image({4, "x"}, "data:image/png;base64,\">"), image(3, ""), 5}}};
+    folder.write(pictured_file, row.dump() + "\n[]\nx\n");
+    const std::string html = page(read_run(folder.path()), 0);
+    EXPECT_CONTAINS(html, "Training row 7: 90 tokens");
+    EXPECT_CONTAINS(html, cat("src=\"", png, "\""));
+    EXPECT_EQ(html.find("<img "), html.rfind("<img "));
+    EXPECT_CONTAINS(html, "image 1: 4 tokens from token 2");
+    EXPECT_CONTAINS(html, "image 2: 1 token from token 8");
+    EXPECT_CONTAINS(html, "<pre>see [&lt;img src=x&gt;&amp;.jpg: 4 x 4 patches]\n</pre>");
+    EXPECT_FALSE(contains(html, "example.org"));
+}
+
 TEST(Page, ShowsSomeCompletionsOfEachStepLastFirst) {
     RunFolder folder;
     example_run(folder);

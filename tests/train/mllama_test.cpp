@@ -53,7 +53,8 @@ TEST_P(MllamaTest, TowersSeeWhatTheReferenceSees) {
     for (const auto& [name, expected] : read_tensors(rows->files / "tower.safetensors")) {
         if (!name.ends_with(".projected")) continue;
         const data::Image image = rows->image(name.substr(0, name.rfind('.')));
-        model::see_tiles(ctx, spec, weights, b, {image}, {{0, image.patches() * spec.tiles->rows()}});
+        model::see_tiles(ctx, spec, weights, b, {image}, {{0, image.patches() * spec.tiles->rows()}},
+                         /*adapted=*/false);
         const at::Tensor got = b.features.narrow(1, 0, spec.out_size);
         most = std::max(most, max_abs(got, expected.reshape(got.sizes())));
         ++compared;

@@ -1,7 +1,7 @@
-// Adapters in the towers of Qwen2.5-VL and Qwen3-VL against transformers and PEFT, and what follows from them: plans,
-// merged models, names, refusals.
+// Adapters in the towers of Qwen2.5-VL, Qwen3-VL and Llama 3.2 Vision against transformers and PEFT, and what follows
+// from them: plans, merged models, names, refusals.
 #include "unsloth/spec/tower_lora.h"
-#include "train/vision_support.h"
+#include "train/tiled_support.h"
 #include "unsloth/formats/merge.h"
 #include "unsloth/formats/model_writer.h"
 
@@ -12,6 +12,24 @@ using namespace test;
 
 using TowerCase = std::tuple<std::string, std::string>;  ///< family, device
 
+/// Rows of a set, whatever its images are made of.
+struct TowerRows {
+    explicit TowerRows(const std::string& family) {
+        const auto take = [&](const auto& rows) {
+            set = rows->set;
+            files = rows->files;
+            sample = [rows](const nlohmann::json& row, int64_t number) { return rows->sample(row, number); };
+        };
+        family == "mllama" ? take(std::make_shared<const TiledRows>()) : take(std::make_shared<const SeenRows>(family));
+    }
+    fs::path set, files;
+    std::function<data::Sample(const nlohmann::json&, int64_t)> sample;
+};
+
+bool is_of_tower(const std::string& name) {
+    return name.find(".language_model.") == std::string::npos;
+}
+
 class TowerLoraTest : public ::testing::TestWithParam<TowerCase> {
   protected:
     void SetUp() override {
@@ -21,7 +39,8 @@ class TowerLoraTest : public ::testing::TestWithParam<TowerCase> {
         lora = golden("families/" + family) / "tower_lora";
     }
     fs::path model_path() const { return unpacked(rows->set / "model"); }
-    model::LoadRequest request() const { return seeing(device, at::kFloat); }
+    bool tiled() const { return family == "mllama"; }
+    model::LoadRequest request() const { return tiled() ? seeing_tiles(device) : seeing(device, at::kFloat); }
     std::shared_ptr<const formats::WeightFile> file() const {
         return std::make_shared<const formats::WeightFile>(formats::WeightFile::open(model_path().string()));
     }
@@ -35,12 +54,35 @@ class TowerLoraTest : public ::testing::TestWithParam<TowerCase> {
     }
 
     std::string family, device;
-    std::optional<SeenRows> rows;
+    std::optional<TowerRows> rows;
     fs::path lora;
 };
 
 TEST_P(TowerLoraTest, TrainsAsTheReference) {
     expect_trains_as_reference(*rows, model_path(), request(), lora);
+}
+
+/// PEFT's list names ends of paths in the whole model, the tower's too: the same adapter as its expression.
+TEST_P(TowerLoraTest, ListsNameLinearsOfTheTower) {
+    const bool fused = family == "qwen3_vl";
+    nlohmann::json names = {"q_proj", "v_proj", "attn.qkv", "attn.proj"};
+    if (fused) names.insert(names.end(), {"linear_fc1", "linear_fc2"});
+    if (!fused) names.insert(names.end(), {"merger.mlp.0", "mlp.2"});
+    for (int64_t block = 0; !fused && block < file()->spec.vision->depth; ++block)
+        for (const char* const part : {"gate_proj", "up_proj", "down_proj"})
+            names.push_back(cat("visual.blocks.", block, ".mlp.", part));
+    const ScratchFolder folder;
+    fs::copy(unpacked(lora), folder.path());
+    fs::copy(unpacked(lora / "initial"), folder / "initial");
+    nlohmann::json config = read_json(folder / "initial/adapter_config.json");
+    config["target_modules"] = names;
+    write_text(folder / "initial/adapter_config.json", config.dump());
+    expect_trains_as_reference(*rows, model_path(), request(), folder.path());
+    // What a run saves has the list that it read.
+    const model::LoadRequest request = reference_run(*rows, this->request(), folder.path()).request;
+    const spec::LoraSpec saved = model::ModelPlan(file(), request).request().lora.value();
+    EXPECT_FALSE(saved.target_is_regex);
+    EXPECT_EQ(nlohmann::json(saved.target_modules), names);
 }
 
 /// What layers keep, and how many micro-batches are in flight, changes no bit.
@@ -74,7 +116,7 @@ TEST_P(TowerLoraTest, GradientsAddUpOverRows) {
     }
     data::Sample text = samples.back();
     for (int32_t& id : text.ids)
-        if (id == tiny_image_token) id = tiny_image_token + 3;
+        if (id == (tiled() ? tile_token : tiny_image_token)) id = 9;
     text.images.clear(), text.axes.clear();
     samples.push_back(text);
     samples.push_back(samples.front());
@@ -91,8 +133,8 @@ TEST_P(TowerLoraTest, GradientsAddUpOverRows) {
     run.rates = {0.0};
     run.request.sizes.tokens = run.request.sizes.head_rows = 1024;
     run.request.sizes.longest = 512;
-    run.request.sizes.patches = 1024;
-    run.request.sizes.image_tokens = 512;
+    run.request.sizes.patches = tiled() ? 4 : 1024;
+    run.request.sizes.image_tokens = tiled() ? 8 : 512;
     run.steps = {step_of({samples})};
     const SeenCourse together = run_steps(model_path(), run);
     std::vector<std::vector<data::Sample>> alone;
@@ -113,7 +155,9 @@ TEST_P(TowerLoraTest, PlansWhatTheTowerTakes) {
     EXPECT_GT(with.groups().at("tower weights"), without.groups().at("tower weights"));
     EXPECT_GT(with.table()->trainable_elements(), without.table()->trainable_elements());
     const spec::VisionSpec& tower = *file()->spec.vision;
-    const int64_t inputs = (tower.depth + 1) * request().sizes.image_tokens * tower.merged_size() * 4;
+    const int64_t slots = tower.depth + 1 + (tiled() ? tower.tiles->global_depth + 1 : 0),
+                  rows_each = tiled() ? tower.tiles->tower_rows() : tower.merge * tower.merge,
+                  inputs = slots * request().sizes.image_tokens * rows_each * tower.hidden_size * 4;
     EXPECT_GE(with.total_bytes(), without.total_bytes() + inputs);
     if (device != "cpu") return;
     const auto bytes = [](const memory::Plan& plan) { return plan.total_bytes(); };
@@ -134,7 +178,7 @@ TEST_P(TowerLoraTest, BeginsAtTheBase) {
     EXPECT_EQ(with.losses, without.losses);
     int of_tower = 0;
     for (const auto& [name, gradient] : with.first_gradients) {
-        if (name.find(".visual.") == std::string::npos) continue;
+        if (!is_of_tower(name)) continue;
         ++of_tower;
         const bool b = name.find(".lora_B.") != std::string::npos;
         EXPECT_EQ(l2(gradient) > 0, b) << name;
@@ -155,15 +199,20 @@ TEST_P(TowerLoraTest, ExpressionsNameTheSameLinears) {
     EXPECT_TRUE(read.target_is_regex);
     EXPECT_EQ(names(read), names(*asked().lora));
     EXPECT_EQ(names(read).size(), spec::tower_linears(spec).size());
-    EXPECT_EQ(std::ranges::count(names(read), "blocks.1.attn.proj"), 1);
-    EXPECT_EQ(std::ranges::count(names(read), "patch_embed.proj"), 0);
+    const std::string block = tiled() ? "vision_model.transformer.layers.1.self_attn." : "blocks.1.attn.";
+    EXPECT_EQ(std::ranges::count(names(read), block + (tiled() ? "o_proj" : "proj")), 1);
+    EXPECT_EQ(std::ranges::count(names(read), "multi_modal_projector"), tiled() ? 1 : 0);
+    for (const char* const frozen : {"patch_embed.proj", "vision_model.patch_embedding"})
+        EXPECT_EQ(std::ranges::count(names(read), frozen), 0);
     spec::LoraSpec named = read;  // PEFT's list matches ends of paths in the whole model
     named.target_is_regex = false;
-    named.target_modules = {"q_proj", "qkv"};
-    EXPECT_EQ(names(named).size(), static_cast<std::size_t>(spec.vision->depth));
+    named.target_modules = {"q_proj", tiled() ? "o_proj" : "qkv"};
+    const int64_t blocks = tiled() ? 2 * (spec.vision->depth + spec.vision->tiles->global_depth) : spec.vision->depth;
+    EXPECT_EQ(names(named).size(), static_cast<std::size_t>(blocks));
     EXPECT_EQ(spec::resolve_lora(named, spec).size(), static_cast<std::size_t>(spec.num_layers));
-    named.rank_pattern = {{"blocks.1.attn.qkv", 2}};
-    EXPECT_EQ(spec::resolve_tower_lora(named, spec)[1].lora.r, 2);
+    named.rank_pattern = {{block + (tiled() ? "q_proj" : "qkv"), 2}};
+    for (const spec::TowerLora& linear : spec::resolve_tower_lora(named, spec))
+        EXPECT_EQ(linear.lora.r, linear.path().ends_with(named.rank_pattern.front().first) ? 2 : 4) << linear.module;
     EXPECT_NO_THROW(spec::refuse_idle_patterns(named, spec));
 }
 
@@ -195,9 +244,13 @@ TEST_P(TowerLoraTest, ReadsAdaptersUnderOlderNames) {
     const formats::SafetensorsFile file(initial / "adapter_model.safetensors");
     for (const formats::TensorView& view : file.tensors()) {
         std::string name = view.name;
-        for (const std::string part : {"language_model.", "model.visual."})
-            if (const std::size_t at = name.find(part); at != std::string::npos)
-                name.replace(at, part.size(), part == "language_model." ? "" : "visual.");
+        const auto rename = [&](const std::string& part, const char* older) {
+            if (const std::size_t at = name.find(part); at != std::string::npos) name.replace(at, part.size(), older);
+        };
+        rename("model.visual.", "visual.");
+        rename("model.vision_model.", "vision_model.");
+        rename("model.multi_modal_projector.", "multi_modal_projector.");
+        tiled() ? rename("model.language_model.", "language_model.model.") : rename("language_model.", "");
         blobs.push_back({{name, view.dtype, view.shape}, {view.data.begin(), view.data.end()}});
     }
     formats::write_safetensors(folder / "older/adapter_model.safetensors", blobs);
@@ -225,28 +278,27 @@ TEST_P(TowerLoraTest, RefusesWhatDoesNotGoWithIt) {
     request.sharding = {.level = weights::Sharding::parameters, .share = {0, 2}};
     expect_refused("option.unsupported", "distributed.zero_stage 3", request);
     request = asked();
+    request.lora->target_modules = {"attn.qkv"};
+    request.lora->tower = spec::TowerTargets::named;
+    expect_refused("adapter.unsupported", "language model", request);
+    request = asked();
     request.adapter = unpacked(rows->set / "lora/initial").string();
     expect_refused("adapter.contradicts", "lora.vision", request);
 }
 
 INSTANTIATE_TEST_SUITE_P(All, TowerLoraTest,
-                         ::testing::Combine(::testing::Values("qwen3_vl", "qwen2_5_vl"),
+                         ::testing::Combine(::testing::Values("qwen3_vl", "qwen2_5_vl", "mllama"),
                                             ::testing::ValuesIn(test_devices())),
                          [](const auto& info) { return cat(std::get<0>(info.param), "_", std::get<1>(info.param)); });
 
-TEST(TowerLora, OtherTowersAreRefused) {
-    UNSLOTH_NEEDS_XZ();
-    for (const char* const set : {"families/mllama/model", "small_llama/bf16"}) {
-        const bool tiles = std::string(set).starts_with("families");
-        const fs::path folder = tiles ? unpacked(vision_set("mllama") / "model") : model_folder(set);
-        const spec::ModelSpec spec = formats::WeightFile::open(folder.string()).spec;
-        const spec::LoraSpec lora{.r = 4, .target_modules = {"q_proj"}, .tower = spec::TowerTargets::all};
-        try {
-            spec::resolve_tower_lora(lora, spec);
-            ADD_FAILURE() << set << " was taken";
-        } catch (const Error& error) {
-            EXPECT_EQ(error.id().name(), "adapter.no-such-target") << error.what();
-        }
+TEST(TowerLora, ModelsWithoutATowerAreRefused) {
+    const spec::ModelSpec spec = formats::WeightFile::open(model_folder("small_llama/bf16").string()).spec;
+    const spec::LoraSpec lora{.r = 4, .target_modules = {"q_proj"}, .tower = spec::TowerTargets::all};
+    try {
+        spec::resolve_tower_lora(lora, spec);
+        ADD_FAILURE() << "was taken";
+    } catch (const Error& error) {
+        EXPECT_EQ(error.id().name(), "adapter.no-such-target") << error.what();
     }
 }
 

@@ -145,7 +145,9 @@ struct DataOptions {
     std::vector<std::pair<std::string, std::string>> columns;  ///< {name here, name in the file}
     TextUnit text_unit = TextUnit::paragraph;
     InvalidUtf8 invalid_utf8 = InvalidUtf8::refuse;
-    std::string image_root;  ///< folder that paths of images are relative to; empty: that of their rows' file
+    std::string image_root;        ///< folder that paths of images are relative to; empty: that of their rows' file
+    int64_t image_max_pixels = 0;  ///< larger images are made smaller before the model's processor; 0: none is
+    int64_t min_length = 0;        ///< rows of fewer tokens are left out
     bool train_on_prompt = false;
     bool train_on_last_turn_only = false;
     bool shuffle = true;

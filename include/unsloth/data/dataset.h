@@ -40,6 +40,7 @@ struct DatasetStats {
     int64_t bad_rows = 0;                                       ///< skipped: malformed
     int64_t masked_rows = 0;                                    ///< skipped: no label left to train on
     int64_t long_rows = 0;                                      ///< dropped: longer than max_seq_length
+    int64_t short_rows = 0;                                     ///< dropped: shorter than min_length
     int64_t duplicate_rows = 0;                                 ///< dropped by without_duplicates()
     int64_t augmented_rows = 0;                                 ///< in the files: copies that `data augment` made
     int64_t truncated_rows = 0;                                 ///< among the kept
@@ -92,6 +93,7 @@ class Dataset {
         int64_t patches = 0;  ///< of the largest image
         int64_t tokens = 0;   ///< of all
     };
+    Sample images(int64_t i) const;           ///< of the row `images` and `sources` alone, without pixels
     ImageSizes image_sizes(int64_t i) const;  ///< without a pixel; reads a row that has images
     /// Tokens of its segments, with those that segments share once for each; reads a row of several segments.
     int64_t keys(int64_t i) const;

@@ -38,6 +38,8 @@ struct RowOptions {
     int64_t bos_id = -1;  ///< the model's BOS token, that tokenised rows are examined for; -1: not known
     std::shared_ptr<const VisionRows> vision = {};  ///< null: the model reads text alone
     std::filesystem::path image_root = {};  ///< that images' paths are relative to; empty: the folder of the rows' file
+    int64_t image_max_pixels = 0;           ///< as `vision` has it
+    int64_t min_length = 0;                 ///< shorter rows, and pieces of rows, are left out
 };
 
 struct FormattedRow {
@@ -49,6 +51,7 @@ struct FormattedRow {
     int64_t targets = 0;                    ///< after truncation
     uint32_t doubts = 0;                    ///< RowDoubts
     bool too_long = false;                  ///< longer than max_seq_length, and not to be cut: to be split or dropped
+    bool too_short = false;                 ///< shorter than min_length: to be dropped
     bool split = false;                     ///< a piece of a row
     int32_t piece = 0;                      ///< its number within the row
     bool desirable = false;                 ///< the verdict on the answer, where there is one

@@ -26,9 +26,10 @@ struct SetReport {
     config::DataFormat format = config::DataFormat::automatic;
     // Of the files. Of a part of the training rows: the same figures as those of the training set.
     int64_t read = 0;
-    int64_t bad = 0;       ///< dropped: malformed
-    int64_t masked = 0;    ///< dropped: all labels masked
-    int64_t too_long = 0;  ///< dropped: more than max_seq_length tokens
+    int64_t bad = 0;        ///< dropped: malformed
+    int64_t masked = 0;     ///< dropped: all labels masked
+    int64_t too_long = 0;   ///< dropped: more than max_seq_length tokens
+    int64_t too_short = 0;  ///< dropped: fewer than data.min_length tokens
     int64_t dropped_duplicates = 0;
     // Of the rows that are left for this set.
     int64_t rows = 0, tokens = 0, trained_tokens = 0;
@@ -37,7 +38,8 @@ struct SetReport {
     int64_t shortest = 0, median = 0, p95 = 0, longest = 0;     ///< tokens of a row
     int64_t duplicates = 0;                                     ///< rows whose ids are those of an earlier row
     std::vector<std::pair<int64_t, int64_t>> first_duplicates;  ///< {row, the earlier row}, the first few
-    std::vector<LengthBin> lengths;                             ///< from 0 on, of equal width, without a gap
+    int64_t images = 0, image_tokens = 0;
+    std::vector<LengthBin> lengths;  ///< from 0 on, of equal width, without a gap
 };
 
 /// How training rows make steps, on one device.

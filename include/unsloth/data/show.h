@@ -27,7 +27,7 @@ std::vector<std::string> decode_runs(const tokenizer::Tokenizer& tokenizer, cons
                                      const std::vector<std::pair<int64_t, int64_t>>& runs);
 
 /// The row's text, special tokens included, with marks around what is trained; a line between segments. The tokens of
-/// an image are shown as its file and their number. Without a tokenizer (null) the ids. Ends in a newline.
+/// an image are shown as its file, their number and their place. Without a tokenizer (null) the ids. Ends in a newline.
 std::string show_tokens(const Sample& sample, const tokenizer::Tokenizer* tokenizer, Marks marks);
 
 }  // namespace unsloth::data

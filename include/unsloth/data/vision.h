@@ -23,14 +23,14 @@ struct VisionRows {
 };
 
 /// Of a model folder whose model_type is one of those with a tower here; null for another. Input Error for one without
-/// a token of images, and as images::read_processor.
-std::shared_ptr<const VisionRows> read_vision_rows(const std::filesystem::path& model_folder);
+/// a token of images, and as images::read_processor. `image_max_pixels`: see images::Processor::shrink_to.
+std::shared_ptr<const VisionRows> read_vision_rows(const std::filesystem::path& model_folder, int64_t image_max_pixels);
 
 /// All of it that encoded rows depend on, in one line.
 std::string describe(const VisionRows& vision);
 
 /// [T, 3] positions of a row, from 0 on in each segment, as transformers' get_rope_index: an image's tokens have the
-/// time of its place, and their row and column beyond that; the text goes on behind the largest of them.
+/// time of its place, and their row and column beyond that; the text continues after the largest of them.
 std::vector<int32_t> axes_of(const Sample& row, const VisionRows& vision);
 
 /// Decodes the images of rows that have none of their pixels yet, with several threads. Input Error for a file that

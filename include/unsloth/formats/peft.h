@@ -37,9 +37,9 @@ std::string lora_a_name(spec::LinearId id, std::string_view stem = {}, bool with
 std::string lora_b_name(spec::LinearId id, std::string_view stem = {}, bool within = false, bool crosses = false);
 /// DoRA's "….lora_magnitude_vector" [N].
 std::string magnitude_name(spec::LinearId id, std::string_view stem = {}, bool crosses = false);
-/// Of a tower's linear (TowerLora::module): "base_model.model.model.visual.{module}.lora_A.weight", and B's.
-std::string tower_lora_a_name(const std::string& module);
-std::string tower_lora_b_name(const std::string& module);
+/// Of a tower's linear: "base_model.model.{TowerLora::path()}.lora_A.weight", and B's.
+std::string tower_lora_a_name(const spec::TowerLora& linear);
+std::string tower_lora_b_name(const spec::TowerLora& linear);
 /// For "embed_tokens" and "lm_head" [V, D]: "base_model.model.model.embed_tokens.weight",
 /// "base_model.model.lm_head.weight".
 std::string saved_module_name(const std::string& module, std::string_view stem = {});

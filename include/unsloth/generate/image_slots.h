@@ -1,4 +1,4 @@
-// Where the keys of prompts' images lie that some layers read beside the cache of tokens: slots, of an image each.
+// Places for the keys of prompts' images, which some layers read besides the cache of tokens: a slot an image.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +15,8 @@ class ImageSlots {
 
     /// What the keys depend on: the weights and adapters that make them, and the images.
     using Key = std::vector<int32_t>;
-    /// The first of `images` adjacent slots, which are held from here on; nothing where no room is left beside held
-    /// ones. CheckError for more than there are.
+    /// The first of `images` adjacent slots, which are held from here on; nothing where held ones leave no
+    /// room. CheckError for more than there are.
     std::optional<int64_t> acquire(const Key& key, int64_t images);
     /// Of slots that acquire() gave, by their first.
     void release(int64_t first);

@@ -26,6 +26,7 @@ struct Processor {
     Filter filter = Filter::bicubic;
     double rescale = 1.0 / 255;
     std::array<double, 3> mean{}, std{};
+    int64_t shrink_to = 0;  ///< images of more pixels are made so small first, keeping their proportions; 0: none
     // Of patches.
     int32_t patch = 14, merge = 2;  ///< pixels of a patch's side; patches of a token's side
     int64_t least_pixels = 56 * 56, most_pixels = 28 * 28 * 1280;
@@ -65,7 +66,8 @@ struct Pixels {
     std::vector<uint8_t> values;
 };
 
-/// Resizes and cuts an image, byte for byte as transformers with its PIL backend and Pillow 13. Input Error as
+/// Resizes and cuts an image, byte for byte as transformers with its PIL backend and Pillow 13; with shrink_to after
+/// Pillow's bicubic resize() to int(width * f) x int(height * f), f = sqrt(shrink_to / pixels). Input Error as
 /// grid_of().
 Pixels process(const Processor& processor, Image image);
 

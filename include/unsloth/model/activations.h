@@ -110,7 +110,11 @@ struct HeadBuffers {
 
 /// What a tower's backward pass has beside: a block is computed again from its input. Flat, as VisionBuffers.
 struct TowerBackward {
-    at::Tensor inputs;     ///< [depth + 1, patches of a micro-batch, C]: of the blocks, and the last one's output
+    /// [depth + 1, patches of a micro-batch, C]: of the blocks, and the last one's output. With tiles the global
+    /// blocks' and the last one's output follow, and a micro-batch has so many images' rows.
+    at::Tensor inputs;
+    at::Tensor dfeatures;  ///< with tiles [rows, D]: the features' gradient, which layers that cross add to
+    at::Tensor da;         ///< with tiles fp32: of the projector's A, in its order of columns here
     at::Tensor g;          ///< the residual stream's gradient
     at::Tensor middle;     ///< the residual stream before a block's MLP
     at::Tensor normed2;    ///< of that

@@ -35,6 +35,7 @@ struct TokenInputs {
     at::Tensor adapter_T;        ///< int32: which of several adapters the token has, -1: none; undefined: there is one
     std::shared_ptr<const ImageSight> sight;     ///< of layers that cross; nullptr: there are no images for them
     at::Tensor features_full;                    ///< [S, D + R]: what they see, with the columns of a layer's adapters
+    at::Tensor dfeatures_SD;                     ///< their gradient; undefined where the tower is frozen
     at::Tensor attends_T, adds_T;                ///< fp32, of the sight
     at::Tensor feature_row_S, feature_offset_S;  ///< int32, for dropout of the features; may be undefined
     at::Tensor feature_adapter_S;                ///< as adapter_T, of features

@@ -10,7 +10,7 @@ namespace unsloth::model {
 /// of its images, if it has some, take the place of their tokens; `adapted`: made with the tower's adapters.
 void embed(ops::Context& ctx, const Network& network, const MicroBatch& micro, bool noise, bool adapted);
 /// Adds to a layer's output what the tower made of the images for it (VisionSpec::deepstack).
-void add_image_features(const Network& network, const MicroBatch& micro, int layer);
+void add_image_features(const MicroBatch& micro, int layer);
 /// Before the backward pass of a layer, of a tower that is trained: the gradient of what add_image_features added takes
 /// its place.
 void take_image_gradients(const Network& network, const MicroBatch& micro, int layer);

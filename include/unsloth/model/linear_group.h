@@ -96,9 +96,9 @@ std::vector<ops::MagnitudeGradient> magnitude_gradients(const GroupContext& c, G
 ///
 /// From dy, whose last R columns become v = dy·sB: adds the gradients of B (and of a trained bias) to the flat buffer,
 /// and writes dx_TK (undefined: not needed), which may be any memory but dy's: where the group is cut by its outputs,
-/// this rank's terms of it, as v's are.
+/// this rank's terms of it, as v's are. `adds`: dx_TK +=, of a group without codes.
 void input_backward(const GroupContext& c, Group g, const weights::Operand& w, const Activation& dy,
-                    const at::Tensor& u_TR, const at::Tensor& dx_TK);
+                    const at::Tensor& u_TR, const at::Tensor& dx_TK, bool adds = false);
 /// Then, from the group's input x and v: adds the gradients of A.
 void adapter_backward(const GroupContext& c, Group g, const at::Tensor& v_TR, const at::Tensor& x_TK);
 /// And from dy those of a trained W.

@@ -7,6 +7,7 @@
 #include "unsloth/model/activations.h"
 #include "unsloth/model/decoder_layer.h"
 #include "unsloth/model/offload.h"
+#include "unsloth/model/vision_tower.h"
 
 namespace unsloth::model {
 
@@ -45,6 +46,8 @@ class MicroBatch {
     int64_t segments() const { return segments_; }
     int64_t distinct_ids() const { return distinct_ids_; }  ///< with a token order
     const std::vector<data::Image>& images() const { return images_; }
+    /// Of each image; not those of see_cached(), which the sight places.
+    const std::vector<ImagePlace>& places() const { return places_; }
     const TokenInputs& inputs() const { return inputs_; }
     const Activations& activations() const { return *activations_; }
     /// nullptr: what layers keep stays on the device.
@@ -65,6 +68,7 @@ class MicroBatch {
     int slices_;
     TokenInputs inputs_;
     std::vector<data::Image> images_;
+    std::vector<ImagePlace> places_;
     int64_t tokens_ = 0, targets_ = 0, segments_ = 0, distinct_ids_ = 0;
     struct Rope {
         double scaling = 1.0;

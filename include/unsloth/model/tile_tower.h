@@ -1,4 +1,5 @@
-// A frozen tower over an image's tiles (spec::TilesSpec), forward, and where its features lie among a micro-batch's.
+// A tower over an image's tiles (spec::TilesSpec), forward and backward, and where its features are among a
+// micro-batch's.
 #pragma once
 
 #include <span>
@@ -58,10 +59,15 @@ struct ImageSight {
 ImageSight sight_of(const spec::VisionSpec& spec, const std::vector<data::Image>& images,
                     const std::vector<int32_t>& segments);
 
-/// Fills b.features at each image's place, its first D columns. Images that share their pixels are seen once; `kept` as
-/// see_images()'.
+/// Fills b.features at each image's place, its first D columns. Images that share their pixels are seen once; `adapted`
+/// and `kept` as see_images()'.
 void see_tiles(ops::Context& ctx, const spec::VisionSpec& spec, const weights::VisionWeights& w, const VisionBuffers& b,
-               const std::vector<data::Image>& images, const std::vector<TilePlace>& places,
+               const std::vector<data::Image>& images, const std::vector<TilePlace>& places, bool adapted,
                KeptFeatures* kept = nullptr);
+/// After see_tiles of the same images, adapted: adds the gradients of the adapters, whose parameters `parameters` are,
+/// from that of the features in b.backward.dfeatures. A block is computed again from what entered it.
+void see_tiles_backward(ops::Context& ctx, const spec::VisionSpec& spec, const weights::VisionWeights& w,
+                        const VisionBuffers& b, const std::vector<data::Image>& images,
+                        const std::vector<TilePlace>& places, const weights::Parameters& parameters);
 
 }  // namespace unsloth::model

@@ -33,7 +33,5 @@ struct ImagePlace {
     bool again = false;  ///< an image before has the same pixels, and the same features
 };
 std::vector<ImagePlace> image_places(const spec::VisionSpec& spec, const std::vector<data::Image>& images);
-/// Features of all images together.
-int64_t features_of(const spec::VisionSpec& spec, const std::vector<data::Image>& images);
 
 }  // namespace unsloth::model

@@ -19,7 +19,7 @@ namespace unsloth::openai {
 struct ParseOptions {
     int64_t vocab_size = 0;       ///< token ids are below it
     bool accept_unknown = false;  ///< fields that are not known are passed over
-    bool sees_images = false;     ///< messages of chats may have parts image_url
+    bool sees_images = false;     ///< messages may have parts image_url, and an `input` parts input_image
 };
 
 /// One of a completion's prompts: a text, or ids.

@@ -1,5 +1,5 @@
-// What a tower over image patches computes beside products, RMSNorm and rotations; backward where its adapters are
-// trained.
+// What a tower over image patches computes apart from products, RMSNorm and rotations; backward where its adapters
+// are trained.
 //
 // Legend: P patches, C hidden, F intermediate, H heads, d head_dim.
 #pragma once

@@ -46,6 +46,18 @@ struct SampleRow {
 };
 inline constexpr const char* samples_file = "samples.jsonl";
 
+/// A training row with images.
+struct PicturedRow {
+    int64_t row = 0, tokens = 0;
+    std::string text;  ///< as `data` shows it
+    struct Image {
+        int64_t begin = 0, end = 0;  ///< its tokens, half-open
+        std::string url;             ///< data: URL of a thumbnail; empty: it could not be decoded
+    };
+    std::vector<Image> images;
+};
+inline constexpr const char* pictured_file = "pictured_rows.jsonl";
+
 /// A completion that a run of reinforcement learning sampled.
 struct CompletionRow {
     int64_t step = 0;
@@ -69,6 +81,7 @@ struct Run {
     std::vector<EvalRow> evals;
     std::vector<std::string> parts;          ///< whose gradients' norms are logged: embed_tokens, layers.0, …, head
     std::vector<SampleRow> samples;          ///< by step
+    std::vector<PicturedRow> pictured;       ///< a few of the training rows
     std::vector<CompletionRow> completions;  ///< by step; of each the first few
     std::optional<Ending> ending;
     FolderUse use;                ///< without an ending: whether a process still runs it

@@ -31,7 +31,8 @@ struct SeenPrompt {
 class Sight {
   public:
     Sight() = default;
-    explicit Sight(const OpenedModel& opened);
+    /// `image_max_pixels`: of prompts' images, as data.image_max_pixels has it; 0: none is shrunk.
+    explicit Sight(const OpenedModel& opened, int64_t image_max_pixels);
 
     bool sees_images() const { return vision_ != nullptr && vision_->missing.empty(); }
     /// Patches of the largest image of up to `tokens` tokens that the model's processor makes; 0: it sees none.
@@ -40,8 +41,8 @@ class Sight {
     /// them run at a time, in passes of `pass_tokens`.
     int64_t image_room(int64_t pass_tokens, int64_t rows, int64_t images) const;
 
-    /// data::thumbnail_of() of a prompt's images, the first `most` of them.
-    std::vector<std::string> thumbnails(const SeenPrompt& prompt, std::size_t most) const;
+    /// data::thumbnail_of() of images with pixels, the first `most` of them.
+    std::vector<std::string> thumbnails(const std::vector<data::Image>& images, std::size_t most) const;
 
     /// What is refused before anything is decoded.
     struct Bounds {

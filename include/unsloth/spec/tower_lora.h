@@ -11,15 +11,17 @@ namespace unsloth::spec {
 
 /// A linear of a tower, and its adapter: A [r, k], B [n, r].
 struct TowerLora {
-    std::string module;  ///< below the tower's, as VisionTensor's names: "blocks.0.attn.qkv"
+    std::string module;  ///< as VisionTensor's names have it: "blocks.0.attn.qkv"
     int64_t n = 0, k = 0;
     LoraModule lora = {};
+    std::string root = "visual.";  ///< before that in the folder's names; empty with tiles
+    std::string name() const { return root + module; }
     /// In the whole model of transformers 5, as PEFT sees it.
-    std::string path() const { return "model.visual." + module; }
+    std::string path() const { return "model." + name(); }
 };
 
-/// Every linear that may have one, in the order of a forward pass: those of the blocks and of the mergers. Empty
-/// without a tower, and for one over tiles.
+/// Every linear that may have one, in the order of a forward pass: those of the blocks, and of the mergers or the
+/// projector. Empty without a tower.
 std::vector<TowerLora> tower_linears(const ModelSpec& model);
 /// Those that get one. Usage Error where all are asked for, and the model has no such tower, or the adapters are
 /// DoRA's.

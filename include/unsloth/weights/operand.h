@@ -88,7 +88,7 @@ struct Product {
     bool adapters = false;     ///< the last R columns take part
     at::Tensor out;            ///< [T, N]; backward [T, K]
     bool bias = true;          ///< the operand's is added. Forward alone
-    at::Tensor residual = {};  ///< added to it; undefined: none. Forward alone
+    at::Tensor residual = {};  ///< added to it, may be out; undefined: none. Backward not with codes
     const char* label = "gemm";  ///< its name in a profile
 };
 /// out = input · [W | sB]ᵀ (+ bias) (+ residual)

@@ -22,10 +22,12 @@ struct VisionAdapter {
     double scale = 0;
     int64_t n_begin = 0;  ///< its first row
     at::Tensor a_RK, b_NR;
+    int64_t chosen = 0;  ///< of the projector, whose columns have another order here: layers of ProjectorColumns
 };
 struct VisionLinear {
     at::Tensor weight_NK, bias_N;
     std::vector<VisionAdapter> adapters = {};  ///< empty: frozen
+    float gate = 1;                            ///< tanh, which is multiplied into weight and bias
 };
 struct VisionBlock {
     VisionNorm norm1;
@@ -76,6 +78,15 @@ struct VisionWeights {
     bool adapted_ = false;
     uint64_t version_ = 0;  ///< of the parameters
 };
+
+/// The projector's columns as views: the last layer's [N, C], and those of the chosen layers [N, layers, C]. In the
+/// folder a feature of the chosen layers is next to the same of the others: column j of number i is C + j layers + i.
+struct ProjectorColumns {
+    at::Tensor last_NC, chosen_NLC;
+};
+ProjectorColumns folder_columns(const at::Tensor& x_NK, int64_t layers);
+/// As VisionWeights has them: each layer's together.
+ProjectorColumns layer_columns(const at::Tensor& x_NK, int64_t layers);
 
 /// Columns that an adapter of such a rank has in buffers.
 constexpr int64_t padded_tower_rank(int64_t r) {

@@ -1,6 +1,7 @@
 #include "app/command_line/commands.h"
 
 #include <algorithm>
+#include <map>
 
 #include "app/commands.h"
 #include "app/commands/declarations.h"
@@ -44,9 +45,11 @@ ConfigUse inference(const std::vector<std::string>& names, const std::vector<std
     return use;
 }
 
-const ConfigUse of_serve = inference({"data.template", "data.chat_template_kwargs"}, {"model.max_seq_length"});
+const ConfigUse of_serve =
+    inference({"data.template", "data.chat_template_kwargs", "data.image_max_pixels"}, {"model.max_seq_length"});
 const ConfigUse of_generate =
-    inference({"data.template", "data.chat_template_kwargs", "data.image_root"}, {"model.max_seq_length"});
+    inference({"data.template", "data.chat_template_kwargs", "data.image_root", "data.image_max_pixels"},
+              {"model.max_seq_length"});
 const ConfigUse of_score =
     inference({"data", "training.objective", "training.seed", "distill.temperature"}, {"data.packing", "data.shuffle"});
 const ConfigUse of_evaluate =
@@ -211,6 +214,24 @@ bool names_config_file(const std::string& argument) {
     return argument.ends_with(".json") || argument.ends_with(".yaml") || argument.ends_with(".yml");
 }
 
+/// What is meant by the commands of other programs.
+std::string advice_on_foreign(const std::string& name) {
+    static const std::map<std::string, const char*> known = {
+        {"resume", "The command of a run resumes it with --resume_from_checkpoint auto."},
+        {"finetune", "Without a command, the program trains: unsloth-train run.json"},
+        {"fine-tune", "Without a command, the program trains: unsloth-train run.json"},
+        {"sft", "Without a command, the program trains: unsloth-train run.json"},
+        {"chat", "unsloth-train generate --chat talks with a model."},
+        {"inference", "unsloth-train generate completes prompts."},
+        {"predict", "unsloth-train generate completes prompts."},
+        {"eval", "unsloth-train evaluate measures loss and correct completions."},
+        {"upload", "unsloth-train push uploads a folder to the hub."},
+        {"download", "unsloth-train inspect ORG/NAME downloads a model."},
+        {"convert", "unsloth-train export gguf, merge and quantize write a model in another form."}};
+    const auto found = known.find(name);
+    return found == known.end() ? "" : found->second;
+}
+
 const CommandInfo& command_named(const std::string& name) {
     std::vector<std::string> names = {"help"}, longer;
     for (const auto& command : commands()) {
@@ -219,8 +240,9 @@ const CommandInfo& command_named(const std::string& name) {
         if (command.name.starts_with(name + " ")) longer.push_back(command.name);
     }
     const bool is_path = name.find_first_of("./") != std::string::npos;
-    const std::string advice =
-        is_path ? nearest_path(name) : did_you_mean(longer.empty() ? nearest(name, names) : longer);
+    std::string advice = advice_on_foreign(name);
+    if (advice.empty())
+        advice = is_path ? nearest_path(name) : did_you_mean(longer.empty() ? nearest(name, names) : longer);
     throw Error("command.unknown", cat("unknown command '", name, "'"),
                 !advice.empty() ? advice
                 : is_path       ? "A configuration's name ends in .json, .yaml or .yml; --config FILE takes any."

@@ -116,6 +116,11 @@ void declare_rows(OptionSet& options, DataOptions& data) {
         .path("DIR")
         .suggested_for({"image_dir", "image_folder", "media_dir"});
     options
+        .add("image_max_pixels", data.image_max_pixels,
+             "Shrink images of more pixels to this number, before the model's own preprocessing; 0: none.")
+        .at_least(0)
+        .suggested_for({"max_pixels", "image_size", "image_resize"});
+    options
         .add("template", data.template_name,
              "Chat template. auto: the model's own, else a built-in one that fits its tokens. A name: one of the "
              "model's, or llama-3, llama-2, mistral, chatml, qwen, alpaca, zephyr. A path: a .jinja file. A text with "
@@ -167,6 +172,13 @@ void declare_examples(OptionSet& options, DataOptions& data) {
         .error("option.unsupported")
         .or_else("Set data.overflow_strategy to truncate or drop.")
         .formerly("data", "long_rows");
+    options
+        .add("min_length", data.min_length,
+             "Skip and count examples of fewer tokens than this, and such pieces of examples that are split; 0: none.")
+        .at_least(0)
+        .not_with("training.objective", {"dpo", "orpo", "kto", "grpo", "decision"})
+        .because("only whole sequences of tokens are compared with it")
+        .suggested_for({"min_sample_len", "min_seq_length", "min_tokens"});
     options.add("drop_duplicates", data.drop_duplicates,
                 "Skip training examples whose tokens and labels repeat an earlier example, and count them.");
     options.add("skip_invalid", data.skip_bad_rows, "Count and skip examples that cannot be read, instead of stopping.")

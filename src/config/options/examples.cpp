@@ -20,11 +20,13 @@ void declare_changes_of_examples(OptionSet& options) {
                              "data.text_unit",
                              "data.invalid_utf8",
                              "data.image_root",
+                             "data.image_max_pixels",
                              "data.template",
                              "data.chat_template_kwargs",
                              "data.train_on_prompt",
                              "data.train_on_last_turn_only",
                              "data.overflow_strategy",
+                             "data.min_length",
                              "data.skip_invalid",
                              "preference.max_prompt_length",
                              "preference.truncation_mode"})

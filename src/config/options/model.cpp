@@ -190,6 +190,8 @@ void declare_places(OptionSet& options, ModelOptions& model) {
              "\"<|im_end|>\"}; bos_token, eos_token, pad_token or unk_token. Examples, templates and the saved "
              "tokenizer and generation_config.json have them.")
         .synonym(nullptr, Json::object())
+        .suggested_for(
+            {"additional_special_tokens", "add_tokens", "added_tokens", "new_special_tokens", "unk_token", "bos_token"})
         .on_resume(OnResume::immutable);
 }
 
@@ -301,7 +303,8 @@ void declare_adapters(OptionSet& options, LoraOptions& lora) {
         .unused_with("lora.finetuning_type", {"full"});
     options
         .add("vision", lora.vision,
-             "Adapters also in the vision tower of Qwen2.5-VL and Qwen3-VL: on every linear of its blocks and mergers.")
+             "Adapters also in the vision tower of Llama 3.2 Vision, Qwen2.5-VL and Qwen3-VL: on every linear of its "
+             "blocks, and of its mergers or projector.")
         .suggested_for({"finetune_vision_layers", "train_vision"})
         .not_with("lora.finetuning_type", {"full"})
         .because("full training has no adapters")

@@ -1,12 +1,13 @@
-"""Makes qwen3_vl/tower_lora and qwen2_5_vl/tower_lora: eight steps of LoRA on the tower's linears and some of the
+"""Makes tower_lora/ of qwen3_vl, qwen2_5_vl and mllama: eight steps of LoRA on the tower's linears and some of the
 language model's by transformers, PEFT and torch.optim.AdamW, in fp32 on the CPU, of the rows and images of lora/.
 
-Run with transformers 5.24.0 and PEFT 0.21.2: python3 make_tower_lora.py
+Run with transformers 5.24.0 (mllama: 5.23.0) and PEFT 0.21.2: python3 make_tower_lora.py [FAMILY...]
 """
 
 import copy
 import json
 import lzma
+import sys
 import tempfile
 from pathlib import Path
 
@@ -14,11 +15,16 @@ import torch
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load, save
 from transformers import AutoModelForImageTextToText
+from transformers.models.mllama.processing_mllama import (
+    convert_sparse_cross_attention_mask_to_dense,
+    get_cross_attention_token_mask,
+)
 
 HERE = Path(__file__).parent
 TOWER = {
-    "qwen2_5_vl": [r"attn\.qkv", r"attn\.proj", "gate_proj", "up_proj", "down_proj", r"mlp\.0", r"mlp\.2"],
-    "qwen3_vl": [r"attn\.qkv", r"attn\.proj", "linear_fc1", "linear_fc2"],
+    "qwen2_5_vl": r".*visual\.(.*\.)?(attn\.qkv|attn\.proj|gate_proj|up_proj|down_proj|mlp\.0|mlp\.2)",
+    "qwen3_vl": r".*visual\.(.*\.)?(attn\.qkv|attn\.proj|linear_fc1|linear_fc2)",
+    "mllama": r".*(vision_model\.(.*\.)?(q_proj|k_proj|v_proj|o_proj|fc1|fc2)|multi_modal_projector)",
 }
 
 
@@ -52,6 +58,27 @@ class Rows:
             inputs["mm_token_type_ids"] = (ids == 6).int()
             inputs["pixel_values"] = torch.cat([self.pixels(name) for name in row["images"]]).to(dtype)
             inputs["image_grid_thw"] = torch.tensor([self.grids[name]["image_grid_thw"] for name in row["images"]])
+        return inputs
+
+
+class TiledRows(Rows):
+    """Of mllama, whose images are tiles; those of padding are zeros."""
+
+    def pixels(self, name):
+        values = ((self.bytes[name].double() / 255).float() - self.mean.unsqueeze(-1)) / self.std.unsqueeze(-1)
+        return torch.nn.functional.pad(values, (0, 0, 0, 0, 0, 0, 0, 4 - len(values)))
+
+    def inputs(self, row, dtype):
+        ids = torch.tensor([row["input_ids"]])
+        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        if row["images"]:
+            tiles = [len(self.bytes[name]) for name in row["images"]]
+            places = get_cross_attention_token_mask(row["input_ids"], 296)
+            mask = convert_sparse_cross_attention_mask_to_dense([places], [tiles], 4, ids.shape[1])
+            inputs["cross_attention_mask"] = torch.tensor(mask)
+            inputs["pixel_values"] = torch.stack([self.pixels(name) for name in row["images"]])[None].to(dtype)
+            inputs["aspect_ratio_ids"] = torch.tensor([[self.grids[name]["aspect_ratio_id"] for name in row["images"]]])
+            inputs["aspect_ratio_mask"] = torch.tensor([[[int(t < n) for t in range(4)] for n in tiles]])
         return inputs
 
 
@@ -100,10 +127,7 @@ def make(family):
             plain = file.name.removesuffix(".xz")
             (Path(name) / plain).write_bytes(read(file.with_name(plain)))
         base = AutoModelForImageTextToText.from_pretrained(name, dtype=torch.float32, attn_implementation="eager")
-    targets = (
-        r"(.*language_model\.layers\.([0-9]+)\..*(q_proj|v_proj))|"
-        rf"(.*visual\.(.*\.)?({'|'.join(TOWER[family])}))"
-    )
+    targets = rf"(.*language_model\.layers\.([0-9]+)\..*(q_proj|v_proj))|({TOWER[family]})"
     torch.manual_seed(23)
     model = get_peft_model(base, LoraConfig(r=4, lora_alpha=8, target_modules=targets, task_type="CAUSAL_LM"))
     with torch.no_grad():
@@ -113,7 +137,7 @@ def make(family):
             if "lora_A" in key:
                 value.copy_((torch.randn_like(value) / value.shape[1] ** 0.5).bfloat16())
     model.peft_config["default"].base_model_name_or_path = f"{family}/model"
-    rows = Rows(folder)
+    rows = TiledRows(folder) if family == "mllama" else Rows(folder)
     rates = [step["lr"] for step in json.loads(read(folder / "lora/metrics.json"))["steps"]]
     out = folder / "tower_lora"
     with tempfile.TemporaryDirectory() as name:
@@ -133,14 +157,14 @@ def make(family):
     }
     write(out / "metrics.json", (json.dumps(metrics, indent=1) + "\n").encode())
     write(out / "gradients_step1.safetensors.xz", save({k: v.contiguous() for k, v in first.items()}))
-    of_tower = [name for name in first if ".visual." in name]
+    of_tower = [name for name in first if ".language_model." not in name]
     print(family, len(of_tower), "of", len(first), "of the tower; fp64:", double, "losses", [s["loss"] for s in steps])
     assert all(first[name].norm() > 0 for name in of_tower)
 
 
 def main():
     torch.set_num_threads(1)
-    for family in TOWER:
+    for family in sys.argv[1:] or TOWER:
         make(family)
 
 
