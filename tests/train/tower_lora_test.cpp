@@ -154,7 +154,7 @@ TEST_P(TowerLoraTest, PlansWhatTheTowerTakes) {
     EXPECT_GT(with.groups().at("tower"), without.groups().at("tower"));
     EXPECT_GT(with.groups().at("tower weights"), without.groups().at("tower weights"));
     EXPECT_GT(with.table()->trainable_elements(), without.table()->trainable_elements());
-    const spec::VisionSpec& tower = *file()->spec.vision;
+    const spec::VisionSpec tower = *file()->spec.vision;
     const int64_t slots = tower.depth + 1 + (tiled() ? tower.tiles->global_depth + 1 : 0),
                   rows_each = tiled() ? tower.tiles->tower_rows() : tower.merge * tower.merge,
                   inputs = slots * request().sizes.image_tokens * rows_each * tower.hidden_size * 4;
