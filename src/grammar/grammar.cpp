@@ -20,13 +20,15 @@ Piece piece_of_part(Builder& builder, const Part& part) {
     UNSLOTH_CHECK(false, "no such part");
 }
 
+Piece piece_of_parts(Builder& builder, const std::vector<Part>& parts) {
+    Piece all = builder.empty();
+    for (const Part& part : parts) all = builder.sequence(all, piece_of_part(builder, part));
+    return all;
+}
+
 Piece piece_of_all(Builder& builder, const std::vector<std::vector<Part>>& alternatives) {
     std::vector<Piece> all;
-    for (const std::vector<Part>& parts : alternatives) {
-        Piece one = builder.empty();
-        for (const Part& part : parts) one = builder.sequence(one, piece_of_part(builder, part));
-        all.push_back(one);
-    }
+    for (const std::vector<Part>& parts : alternatives) all.push_back(piece_of_parts(builder, parts));
     return builder.either(all);
 }
 
@@ -40,6 +42,7 @@ Nodes nodes_of(const Pattern& pattern) {
         all = builder.sequence(
             all, builder.any_number(builder.sequence(builder.literal(pattern.between), builder.called(one))));
     all = builder.sequence(all, builder.literal(pattern.end));
+    if (!pattern.lead.empty()) all = builder.sequence(builder.any_number(piece_of_all(builder, pattern.lead)), all);
     const int32_t root = builder.rule();
     builder.fill(root, all);
     return builder.take(root);
@@ -52,13 +55,16 @@ std::string Pattern::key() const {
     const auto add = [&](const std::string& text) { key += cat(text.size(), ":", text); };
     for (const std::string* text : {&begin, &between, &end}) add(*text);
     key += repeats ? "+" : "1";
-    for (const std::vector<Part>& parts : alternatives) {
+    const auto add_parts = [&](const std::vector<Part>& parts) {
         key += "|";
         for (const Part& part : parts) {
             key += cat(static_cast<int>(part.kind), " ");
             add(part.text);
         }
-    }
+    };
+    for (const std::vector<Part>& parts : lead) add_parts(parts);
+    key += ";";
+    for (const std::vector<Part>& parts : alternatives) add_parts(parts);
     return key;
 }
 

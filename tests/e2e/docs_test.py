@@ -37,6 +37,7 @@ WITHOUT_COMMANDS = {
     "docs/how-to/bad-steps.md",
     "docs/how-to/hugging-face.md",
     "docs/how-to/images.md",
+    "docs/how-to/serve-outputs.md",
     "docs/how-to/serve.md",
     "docs/how-to/sweep.md",
     "docs/how-to/migrate/fsdp-and-deepspeed.md",

@@ -28,9 +28,11 @@ struct Part {
     std::string text = {};
 };
 
-/// begin, one of the alternatives (where it repeats: more of them with `between`), end.
+/// Any number of `lead`, each one of them, begin, one of the alternatives (where it repeats: more of them with
+/// `between`), end.
 struct Pattern {
     std::vector<std::vector<Part>> alternatives;
+    std::vector<std::vector<Part>> lead = {};
     std::string begin = {}, between = {}, end = {};
     bool repeats = false;
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "unsloth/grammar/grammar.h"
+#include "unsloth/tokenizer/chat.h"
 
 namespace unsloth::openai {
 
@@ -31,14 +32,18 @@ enum class ToolFormat : uint8_t {
     hermes,   ///< <tool_call>\n{"name": …, "arguments": …}\n</tool_call>, one or more: Hermes, Qwen
     llama3,   ///< {"name": …, "parameters": …}: Llama 3's JSON
     mistral,  ///< [TOOL_CALLS][{"name": …, "arguments": …}, …]
+    harmony,  ///< a message to functions.NAME, framed by tokens: gpt-oss (generate/harmony.h reads it)
 };
 inline constexpr const char* mistral_marker = "[TOOL_CALLS]";
 
 /// A conversation with a call of a tool, and the format that a chat template's text of it shows; nullopt: another one.
 nlohmann::ordered_json conversation_with_call();
 std::optional<ToolFormat> tool_format_of(std::string_view rendered);
+/// The same of a template; nullopt also where it refuses such a conversation.
+std::optional<ToolFormat> tool_format_of(const tokenizer::ChatTemplate& chat);
 
-/// What a model must write for a choice that is_constrained(); Mistral's after the marker.
+/// What a model must write for a choice that is_constrained(); Mistral's after the marker, harmony's as framed() has
+/// it.
 grammar::Pattern tool_pattern(ToolFormat format, const std::vector<Tool>& tools, const ToolChoice& choice,
                               bool in_parallel);
 
@@ -49,7 +54,7 @@ struct ToolDelta {
     std::string arguments;  ///< JSON, as the model writes it
 };
 
-/// Reads calls from a text that comes in pieces. What is no call is content.
+/// Reads calls from a text that comes in pieces, but for harmony's. What is no call is content.
 class ToolCallReader {
   public:
     /// `new_id` makes the calls' ids. Beyond `most` calls none is reported.
