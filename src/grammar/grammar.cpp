@@ -6,6 +6,26 @@
 namespace unsloth::grammar {
 namespace {
 
+/// Knuth, Morris and Pratt's automaton without its last state: node i stands where `i` bytes of the word came.
+Piece text_without(Builder& builder, const std::string& word) {
+    constexpr int last_byte = 0xF7;  // UTF-8 has none above
+    const std::size_t size = word.size();
+    std::vector<int32_t> nodes(size);
+    for (int32_t& node : nodes) node = builder.node();
+    const int32_t end = builder.node();
+    for (std::size_t i = 0; i < size; ++i) {
+        for (int byte = 0; byte <= last_byte; ++byte) {
+            const std::string came = word.substr(0, i) + static_cast<char>(byte);
+            std::size_t next = came.size();
+            while (word.compare(0, next, came, came.size() - next, next) != 0) --next;
+            if (next == size) continue;
+            builder.byte(nodes[i], static_cast<uint8_t>(byte), static_cast<uint8_t>(byte), nodes[next]);
+        }
+        builder.connect(nodes[i], end);
+    }
+    return {nodes.front(), end};
+}
+
 Piece piece_of_part(Builder& builder, const Part& part) {
     switch (part.kind) {
         case Part::Kind::literal:
@@ -16,6 +36,8 @@ Piece piece_of_part(Builder& builder, const Part& part) {
             return object_piece(builder);
         case Part::Kind::regex:
             return regex_piece(builder, part.text, Spelling::plain, /*whole=*/true);
+        case Part::Kind::without:
+            return text_without(builder, part.text);
     }
     UNSLOTH_CHECK(false, "no such part");
 }

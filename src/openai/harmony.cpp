@@ -49,6 +49,10 @@ grammar::Pattern after_analysis(grammar::Pattern pattern) {
     return pattern;
 }
 
+grammar::Pattern any_final_message() {
+    return in_final_channel({.alternatives = {{any_text()}}});
+}
+
 nlohmann::ordered_json harmony_row(nlohmann::ordered_json row) {
     for (std::size_t i = 0; i < row["messages"].size(); ++i) {
         nlohmann::ordered_json& message = row["messages"][i];

@@ -16,8 +16,8 @@ struct Responding : AnswerRequest {
     bool says_store = false;
 };
 
-void read_response_input(Responding& to, const Json& value, const std::string& name, const ParseOptions&) {
-    to.messages = input_messages(value, name);
+void read_response_input(Responding& to, const Json& value, const std::string& name, const ParseOptions& options) {
+    to.messages = input_messages(value, name, options);
 }
 
 void read_include(Responding& to, const Json& value, const std::string& name, const ParseOptions&) {

@@ -87,7 +87,10 @@ std::optional<grammar::Pattern> harmony_pattern(const AnswerRequest& request) {
                                   "tool_choice");
         return pattern;
     }
-    if (pattern) pattern = openai::in_final_channel(std::move(*pattern));
+    if (pattern)
+        pattern = openai::in_final_channel(std::move(*pattern));
+    else if (request.calls_strictly())
+        pattern = openai::any_final_message();
     if (must_call || (pattern && request.tool_choice.kind != openai::ToolChoice::Kind::none)) {
         grammar::Pattern calls = openai::harmony_calls(request.tools, request.tool_choice);
         if (pattern)
@@ -140,6 +143,9 @@ Service::Constrained Service::constrain(const AnswerRequest& request) {
             else if (format == openai::ToolFormat::mistral)
                 calls.begin = openai::mistral_marker + calls.begin;
             pattern = std::move(calls);
+        } else if (!pattern && request.calls_strictly()) {
+            pattern = openai::strict_pattern(format, request.tools, request.parallel_tool_calls,
+                                             marker ? std::string(1, openai::mistral_byte) : openai::mistral_marker);
         } else if (pattern) {  // or a call instead
             for (std::vector<grammar::Part>& call : calls.alternatives) {
                 call.insert(call.begin(), {grammar::Part::Kind::literal, calls.begin});

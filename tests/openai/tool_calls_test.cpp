@@ -184,6 +184,38 @@ TEST(ToolCalls, PatternsOfHarmonyFrameMessages) {
     EXPECT_NE(final.key(), unled.key());
 }
 
+/// Text is free, but for what begins a call.
+TEST(ToolCalls, StrictPatternsConstrainCallsAlone) {
+    const std::vector<Tool> tools = {
+        {"weather", R"({"type": "object", "properties": {"d": {"type": "integer"}}, "required": ["d"]})", true}};
+    std::vector<std::string> bytes;
+    for (int i = 0; i < 256; ++i) bytes.emplace_back(1, static_cast<char>(i));
+    const auto vocabulary = std::make_shared<const grammar::Vocabulary>(bytes);
+    const auto accepts = [&](ToolFormat format, bool in_parallel, const std::string& text) {
+        grammar::Matcher matcher(std::make_shared<grammar::MaskCache>(
+            std::make_shared<const grammar::Grammar>(strict_pattern(format, tools, in_parallel, "\xFD")), vocabulary));
+        return matcher.advance(text) && matcher.may_end();
+    };
+    const std::string one = R"({"name": "weather", "arguments": {"d": 3}})",
+                      wrong = R"({"name": "weather", "arguments": {}})";
+    const auto hermes = [](const std::string& call) { return "<tool_call>\n" + call + "\n</tool_call>"; };
+    for (const bool in_parallel : {false, true}) {
+        for (const std::string& text : {std::string(), std::string("na\xC3\xAFve <tool_cal> {\n<<tool_call x"),
+                                        hermes(one), "I look. " + hermes(one)})
+            EXPECT_TRUE(accepts(ToolFormat::hermes, in_parallel, text)) << text;
+        for (const std::string& text : {hermes(wrong), std::string("a<<tool_call>"), hermes(one) + hermes(wrong)})
+            EXPECT_FALSE(accepts(ToolFormat::hermes, in_parallel, text)) << text;
+        EXPECT_EQ(accepts(ToolFormat::hermes, in_parallel, hermes(one) + "\nand " + hermes(one) + "."), in_parallel);
+    }
+    EXPECT_TRUE(accepts(ToolFormat::llama3, true, " Rain [{\n"));
+    EXPECT_TRUE(accepts(ToolFormat::llama3, true, R"({"name": "weather", "parameters": {"d": 3}})"));
+    for (const char* text : {R"({"name": "weather", "parameters": {}})", " {x", "{"})
+        EXPECT_FALSE(accepts(ToolFormat::llama3, true, text)) << text;
+    EXPECT_TRUE(accepts(ToolFormat::mistral, true, "\xFD[" + one + "]"));
+    EXPECT_FALSE(accepts(ToolFormat::mistral, true, "[" + one + "]"));
+    EXPECT_TRUE(accepts(ToolFormat::mistral, true, "{Rain}"));
+}
+
 TEST(ToolCalls, AreWrittenAsClientsReadThem) {
     const AnswerHead head{"chatcmpl-1", "m", "fp_1", 12, true};
     const Choice choice{

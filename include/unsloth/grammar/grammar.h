@@ -23,6 +23,7 @@ struct Part {
         json_schema,  ///< a value of this schema, written as JSON
         json_object,  ///< any object
         regex,        ///< a text that matches as a whole
+        without,      ///< any text in which this one, which is not empty, does not occur
     };
     Kind kind = Kind::literal;
     std::string text = {};

@@ -12,23 +12,25 @@
 
 namespace unsloth::openai {
 
-/// A token that frames messages, and the byte that stands for it in patterns. UTF-8 has none of these bytes,
+/// A token that frames messages or calls, and the byte that stands for it in patterns. UTF-8 has none of these bytes,
 /// so that a text cannot be taken for the token.
 struct FramingToken {
     const char* text;
     char byte;
 };
-inline constexpr std::array<FramingToken, 5> framing_tokens = {{{"<|start|>", '\xF8'},
+inline constexpr std::array<FramingToken, 6> framing_tokens = {{{"<|start|>", '\xF8'},
                                                                 {"<|channel|>", '\xF9'},
                                                                 {"<|constrain|>", '\xFA'},
                                                                 {"<|message|>", '\xFB'},
-                                                                {"<|end|>", '\xFC'}}};
+                                                                {"<|end|>", '\xFC'},
+                                                                {mistral_marker, mistral_byte}}};
 inline constexpr char first_framing_byte = '\xF8';
 
 /// Of messages that call one of the tools that the choice allows.
 grammar::Pattern harmony_calls(const std::vector<Tool>& tools, const ToolChoice& choice);
 /// `pattern`, which has alternatives alone, in the channel `final`.
 grammar::Pattern in_final_channel(grammar::Pattern pattern);
+grammar::Pattern any_final_message();
 /// With any number of messages in the channel `analysis` in front.
 grammar::Pattern after_analysis(grammar::Pattern pattern);
 

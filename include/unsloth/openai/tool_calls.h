@@ -17,6 +17,7 @@ namespace unsloth::openai {
 struct Tool {
     std::string name;
     std::string parameters;  ///< a JSON schema; empty: any object
+    bool strict = false;     ///< its arguments fit the schema also where the model decides about calls
 };
 
 /// OpenAI's tool_choice.
@@ -35,6 +36,7 @@ enum class ToolFormat : uint8_t {
     harmony,  ///< a message to functions.NAME, framed by tokens: gpt-oss (generate/harmony.h reads it)
 };
 inline constexpr const char* mistral_marker = "[TOOL_CALLS]";
+inline constexpr char mistral_byte = '\xFD';  ///< stands for it in patterns, where it is one token (harmony.h)
 
 /// A conversation with a call of a tool, and the format that a chat template's text of it shows; nullopt: another one.
 nlohmann::ordered_json conversation_with_call();
@@ -46,6 +48,11 @@ std::optional<ToolFormat> tool_format_of(const tokenizer::ChatTemplate& chat);
 /// it.
 grammar::Pattern tool_pattern(ToolFormat format, const std::vector<Tool>& tools, const ToolChoice& choice,
                               bool in_parallel);
+
+/// What a model may write that decides about calls itself: text, and calls whose arguments fit. `marker`: what begins
+/// Mistral's list, of one call. Not of harmony.
+grammar::Pattern strict_pattern(ToolFormat format, const std::vector<Tool>& tools, bool in_parallel,
+                                const std::string& marker);
 
 /// A call, or a piece of one.
 struct ToolDelta {
