@@ -12,8 +12,9 @@
 #include "unsloth/core/log.h"
 #include "unsloth/core/text.h"
 #include "unsloth/data/seen_prompt.h"
+#include "unsloth/generate/answer_text.h"
 #include "unsloth/generate/decoder.h"
-#include "unsloth/generate/detokenizer.h"
+#include "unsloth/openai/tool_calls.h"
 #include "unsloth/session/generation.h"
 #include "unsloth/session/session.h"
 
@@ -95,10 +96,25 @@ AnswerSizes sizes_of(const config::LoadedConfig& loaded, const engine_api::Gener
     return sizes;
 }
 
+/// How answers become texts, and what ends them.
+struct Reading {
+    std::optional<generate::HarmonyTokens> harmony;  ///< where the prompts are conversations of that format
+    std::vector<int32_t> stops;
+
+    Reading(const engine_api::GenerateRequest& request, const session::PromptEncoder& encoder,
+            const tokenizer::Tokenizer& tokenizer, const spec::ModelSpec& spec)
+        : stops(session::stop_ids(tokenizer, spec)) {
+        const bool talks = !request.raw && !encoder.raw();
+        if (talks && openai::tool_format_of(encoder.chat_template()) == openai::ToolFormat::harmony)
+            harmony = generate::HarmonyTokens::of(tokenizer);
+        if (harmony) stops.insert(stops.end(), harmony->stops.begin(), harmony->stops.end());
+    }
+};
+
 /// Prints an answer's text as it comes.
 class Stream {
   public:
-    Stream(const tokenizer::Tokenizer& tokenizer, const std::vector<std::string>& stops) : text_(tokenizer, stops) {}
+    explicit Stream(generate::AnswerText text) : text_(std::move(text)) {}
 
     bool add(int32_t id) {
         const bool more = text_.add(id);
@@ -113,12 +129,8 @@ class Stream {
     }
 
   private:
-    void print() {
-        std::cout << text_.text().substr(printed_, text_.stable_prefix() - printed_) << std::flush;
-        printed_ = text_.stable_prefix();
-    }
-    generate::IncrementalDetokenizer text_;
-    std::size_t printed_ = 0;
+    void print() { std::cout << text_.take() << std::flush; }
+    generate::AnswerText text_;
 };
 
 generate::Request make_request(const engine_api::GenerateRequest& request, const session::SeenPrompt& prompt,
@@ -136,24 +148,25 @@ generate::Request make_request(const engine_api::GenerateRequest& request, const
 /// All prompts together; the answers in their order, each as soon as those before it are there.
 class AnswerAll {
   public:
-    AnswerAll(const engine_api::GenerateRequest& request, const tokenizer::Tokenizer& tokenizer,
+    AnswerAll(const engine_api::GenerateRequest& request, const tokenizer::Tokenizer& tokenizer, const Reading& reading,
               const std::vector<session::SeenPrompt>& prompts, const std::vector<int32_t>& adapters)
-        : request_(request), tokenizer_(tokenizer), prompts_(prompts), adapters_(adapters) {}
+        : request_(request), tokenizer_(tokenizer), reading_(reading), prompts_(prompts), adapters_(adapters) {}
 
     /// Until a signal asks to stop: what is complete was printed then.
-    void run(generate::Decoder& decoder, const std::vector<int32_t>& stops) {
+    void run(generate::Decoder& decoder) {
         install_interrupt_handlers("Stopping");
         std::vector<generate::Request> requests;
         for (std::size_t i = 0; i < prompts_.size(); ++i) {
             for (int64_t k = 0; k < request_.n; ++k) {
-                requests.push_back(make_request(request_, prompts_[i], stops));
+                requests.push_back(make_request(request_, prompts_[i], reading_.stops));
                 requests.back().prompt_number = static_cast<uint32_t>(i);
                 requests.back().answer_number = static_cast<uint32_t>(k);
                 if (!adapters_.empty()) requests.back().adapter = adapters_[i];
             }
         }
-        if (!request_.stop.empty())
-            for (std::size_t i = 0; i < requests.size(); ++i) texts_.emplace_back(tokenizer_, request_.stop);
+        if (!request_.stop.empty() || reading_.harmony)
+            for (const generate::Request& request : requests)
+                texts_.emplace_back(tokenizer_, request_.stop, reading_.harmony, request.prompt);
         const auto see = [&](int64_t i, int32_t id) { return texts_.empty() || text(i).add(id); };
         const auto end = [&](int64_t i, const generate::Completion& answer) {
             ended_.emplace(i, answer);
@@ -172,22 +185,24 @@ class AnswerAll {
     }
 
   private:
-    generate::IncrementalDetokenizer& text(int64_t i) { return texts_[static_cast<std::size_t>(i)]; }
+    generate::AnswerText& text(int64_t i) { return texts_[static_cast<std::size_t>(i)]; }
 
     void print(int64_t i, const generate::Completion& answer) {
         const bool failed = answer.finish_reason == generate::FinishReason::not_finite;
         if (failed && !first_failed_) first_failed_.emplace(i, answer);
-        std::string said;
+        std::string said, thought;
         if (texts_.empty()) {
             said = tokenizer_.decode(answer.ids, /*skip_special=*/true);
         } else {
             text(i).finish();
-            said = text(i).text();
+            said = text(i).take();
+            thought = text(i).reasoning();
         }
         if (!request_.json) return write(said);
         nlohmann::ordered_json object{{"prompt_ids", prompts_[static_cast<std::size_t>(i / request_.n)].ids},
                                       {"ids", answer.ids},
                                       {"text", said}};
+        if (!thought.empty()) object["reasoning"] = thought;
         if (request_.logprobs) object["logprobs"] = answer.logprobs;
         if (request_.n > 1) object["answer"] = i % request_.n;
         if (failed) object["error"] = "the logits of the next token are not finite";
@@ -199,17 +214,19 @@ class AnswerAll {
 
     const engine_api::GenerateRequest& request_;
     const tokenizer::Tokenizer& tokenizer_;
+    const Reading& reading_;
     const std::vector<session::SeenPrompt>& prompts_;
-    const std::vector<int32_t>& adapters_;                 ///< of a file's prompts
-    std::vector<generate::IncrementalDetokenizer> texts_;  ///< with stop texts, one a request
+    const std::vector<int32_t>& adapters_;     ///< of a file's prompts
+    std::vector<generate::AnswerText> texts_;  ///< with stop texts or harmony, one a request
     std::map<int64_t, generate::Completion> ended_;
     int64_t printed_ = 0;
     std::optional<std::pair<int64_t, generate::Completion>> first_failed_;  ///< what the command ends with
 };
 
 void answer_stream(const engine_api::GenerateRequest& request, const tokenizer::Tokenizer& tokenizer,
-                   generate::Decoder& decoder, const generate::Request& one, std::string* said) {
-    Stream stream(tokenizer, request.stop);
+                   const Reading& reading, generate::Decoder& decoder, const generate::Request& one,
+                   std::string* said) {
+    Stream stream(generate::AnswerText(tokenizer, request.stop, reading.harmony, one.prompt));
     const std::vector<generate::Completion> answers =
         decoder.answer({one}, [&](int64_t, int32_t id) { return stream.add(id); });
     const std::string& text = stream.finish();
@@ -226,8 +243,7 @@ std::optional<std::string> image_of(const std::string& line) {
 
 /// Turn by turn: the cache keeps the pages of what was said, and a turn computes what is new alone.
 void chat(const engine_api::GenerateRequest& request, const session::PromptEncoder& encoder,
-          const tokenizer::Tokenizer& tokenizer, generate::Decoder& decoder, const std::vector<int32_t>& stops,
-          int64_t context) {
+          const tokenizer::Tokenizer& tokenizer, generate::Decoder& decoder, const Reading& reading, int64_t context) {
     if (encoder.guessed())
         log::warning("chat template ", encoder.chat_template().name(),
                      " is a guess: the model has none, and no one named the one that it learned (--template NAME)");
@@ -244,7 +260,7 @@ void chat(const engine_api::GenerateRequest& request, const session::PromptEncod
         }
         messages.push_back(data::user_message(line, session::absolute(std::exchange(images, {}))));
         const session::SeenPrompt prompt = encoder.seen_messages({{"messages", messages}}, session::anywhere);
-        generate::Request turn = make_request(request, prompt, stops);
+        generate::Request turn = make_request(request, prompt, reading.stops);
         turn.prompt_number = static_cast<uint32_t>(messages.size() / 2);
         turn.max_new_tokens = std::min(turn.max_new_tokens, context - prompt.size());
         if (turn.max_new_tokens < 1)
@@ -252,7 +268,7 @@ void chat(const engine_api::GenerateRequest& request, const session::PromptEncod
                         cat("the conversation has ", prompt.size(), " tokens, and room for ", context),
                         "Begin another, or raise --max_model_len.");
         std::string said;
-        answer_stream(request, tokenizer, decoder, turn, &said);
+        answer_stream(request, tokenizer, reading, decoder, turn, &said);
         messages.push_back({{"role", "assistant"}, {"content", said}});
     }
 }
@@ -285,13 +301,14 @@ void run_generate(const config::LoadedConfig& given, const engine_api::GenerateR
     generate::DecoderOptions options;
     if (!request.chat && !request.stream) options.prefill_tokens = sizes.pass_tokens;  // nobody reads along
     generate::Decoder decoder(*model.ctx, *model.model, options);
-    const std::vector<int32_t> stops = session::stop_ids(tokenizer, opened.file->spec);
+    const Reading reading(request, encoder, tokenizer, opened.file->spec);
     if (request.chat) {
-        chat(request, encoder, tokenizer, decoder, stops, sizes.context);
+        chat(request, encoder, tokenizer, decoder, reading, sizes.context);
     } else if (request.stream) {
-        answer_stream(request, tokenizer, decoder, make_request(request, prompts.front(), stops), nullptr);
+        answer_stream(request, tokenizer, reading, decoder, make_request(request, prompts.front(), reading.stops),
+                      nullptr);
     } else {
-        AnswerAll(request, tokenizer, prompts, adapters).run(decoder, stops);
+        AnswerAll(request, tokenizer, reading, prompts, adapters).run(decoder);
     }
 }
 

@@ -6,6 +6,26 @@
 namespace unsloth::grammar {
 namespace {
 
+/// Knuth, Morris and Pratt's automaton without its last state: node i stands where `i` bytes of the word came.
+Piece text_without(Builder& builder, const std::string& word) {
+    constexpr int last_byte = 0xF7;  // UTF-8 has none above
+    const std::size_t size = word.size();
+    std::vector<int32_t> nodes(size);
+    for (int32_t& node : nodes) node = builder.node();
+    const int32_t end = builder.node();
+    for (std::size_t i = 0; i < size; ++i) {
+        for (int byte = 0; byte <= last_byte; ++byte) {
+            const std::string came = word.substr(0, i) + static_cast<char>(byte);
+            std::size_t next = came.size();
+            while (word.compare(0, next, came, came.size() - next, next) != 0) --next;
+            if (next == size) continue;
+            builder.byte(nodes[i], static_cast<uint8_t>(byte), static_cast<uint8_t>(byte), nodes[next]);
+        }
+        builder.connect(nodes[i], end);
+    }
+    return {nodes.front(), end};
+}
+
 Piece piece_of_part(Builder& builder, const Part& part) {
     switch (part.kind) {
         case Part::Kind::literal:
@@ -16,17 +36,21 @@ Piece piece_of_part(Builder& builder, const Part& part) {
             return object_piece(builder);
         case Part::Kind::regex:
             return regex_piece(builder, part.text, Spelling::plain, /*whole=*/true);
+        case Part::Kind::without:
+            return text_without(builder, part.text);
     }
     UNSLOTH_CHECK(false, "no such part");
 }
 
+Piece piece_of_parts(Builder& builder, const std::vector<Part>& parts) {
+    Piece all = builder.empty();
+    for (const Part& part : parts) all = builder.sequence(all, piece_of_part(builder, part));
+    return all;
+}
+
 Piece piece_of_all(Builder& builder, const std::vector<std::vector<Part>>& alternatives) {
     std::vector<Piece> all;
-    for (const std::vector<Part>& parts : alternatives) {
-        Piece one = builder.empty();
-        for (const Part& part : parts) one = builder.sequence(one, piece_of_part(builder, part));
-        all.push_back(one);
-    }
+    for (const std::vector<Part>& parts : alternatives) all.push_back(piece_of_parts(builder, parts));
     return builder.either(all);
 }
 
@@ -40,6 +64,7 @@ Nodes nodes_of(const Pattern& pattern) {
         all = builder.sequence(
             all, builder.any_number(builder.sequence(builder.literal(pattern.between), builder.called(one))));
     all = builder.sequence(all, builder.literal(pattern.end));
+    if (!pattern.lead.empty()) all = builder.sequence(builder.any_number(piece_of_all(builder, pattern.lead)), all);
     const int32_t root = builder.rule();
     builder.fill(root, all);
     return builder.take(root);
@@ -52,13 +77,16 @@ std::string Pattern::key() const {
     const auto add = [&](const std::string& text) { key += cat(text.size(), ":", text); };
     for (const std::string* text : {&begin, &between, &end}) add(*text);
     key += repeats ? "+" : "1";
-    for (const std::vector<Part>& parts : alternatives) {
+    const auto add_parts = [&](const std::vector<Part>& parts) {
         key += "|";
         for (const Part& part : parts) {
             key += cat(static_cast<int>(part.kind), " ");
             add(part.text);
         }
-    }
+    };
+    for (const std::vector<Part>& parts : lead) add_parts(parts);
+    key += ";";
+    for (const std::vector<Part>& parts : alternatives) add_parts(parts);
     return key;
 }
 

@@ -169,7 +169,7 @@ const Field<Answer> completion_fields[] = {
 };
 
 void read_chat_messages(Answer& to, const Json& value, const std::string& name, const ParseOptions& options) {
-    (*to.row)["messages"] = read_messages(value, name, options.sees_images);
+    (*to.row)["messages"] = read_messages(value, name, options);
 }
 void read_template_kwargs(Answer& to, const Json& value, const std::string& name, const ParseOptions&) {
     if (!value.is_object()) refuse_type(name, "an object", value);

@@ -35,12 +35,19 @@ const Json& member(const Json& object, const char* key, const std::string& name)
     return *found;
 }
 
-void allow_only(const Json& object, std::initializer_list<std::string_view> keys, const std::string& name) {
-    if (!object.is_object()) refuse_type(name, "an object", object);
-    for (const auto& [key, value] : object.items())
-        if (std::ranges::find(keys, key) == keys.end())
-            throw ApiError(400, cat("Unknown parameter: '", name, ".", key.substr(0, 100), "'."),
-                           cat(name, ".", key.substr(0, 100)), "unknown_parameter");
+/// An optional boolean.
+bool flag_of(const Json& object, const char* key, const std::string& name) {
+    const auto found = object.find(key);
+    if (found == object.end() || found->is_null()) return false;
+    if (!found->is_boolean()) refuse_type(cat(name, ".", key), "a boolean", *found);
+    return found->get<bool>();
+}
+
+/// An optional text.
+void check_text(const Json& object, const char* key, const std::string& name) {
+    const auto found = object.find(key);
+    if (found != object.end() && !found->is_null() && !found->is_string())
+        refuse_type(cat(name, ".", key), "a string", *found);
 }
 
 const std::string& text_of(const Json& value, const std::string& name) {
@@ -73,6 +80,8 @@ void read_response_format(AnswerRequest& to, const Json& value, const std::strin
         const Json& object = member(value, "json_schema", name);
         allow_only(object, {"name", "description", "schema", "strict"}, inner);
         text_of(member(object, "name", inner), inner + ".name");
+        check_text(object, "description", inner);
+        flag_of(object, "strict", inner);  // the output is always strictly of the schema
         constrain(to, alone(Part::Kind::json_schema, schema_text(member(object, "schema", inner), inner + ".schema")),
                   inner + ".schema");
     } else {
@@ -114,7 +123,9 @@ void read_tools(AnswerRequest& to, const Json& value, const std::string& name) {
         const std::string function = inner + ".function";
         const Json& object = member(value[i], "function", inner);
         allow_only(object, {"name", "description", "parameters", "strict"}, function);
-        Tool tool{text_of(member(object, "name", function), function + ".name"), ""};
+        check_text(object, "description", function);
+        Tool tool{text_of(member(object, "name", function), function + ".name"), "",
+                  flag_of(object, "strict", function)};
         const auto usable = [](char c) {
             return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '-' ||
                    c == '.';
@@ -179,9 +190,9 @@ Json tools_schema() {
                            {"required", Json::array({"name"})},
                            {"properties",
                             {{"name", {{"type", "string"}, {"minLength", 1}, {"maxLength", longest_name}}},
-                             {"description", Json::object()},
+                             {"description", {{"type", Json::array({"string", "null"})}}},
                              {"parameters", Json::object()},
-                             {"strict", Json::object()}}},
+                             {"strict", {{"type", Json::array({"boolean", "null"})}}}}},
                            {"additionalProperties", false}};
     const Json tool = {{"type", "object"},
                        {"required", Json::array({"type", "function"})},
@@ -195,6 +206,10 @@ Json tool_choice_schema() {
                            {"required", Json::array({"type", "function"})},
                            {"properties", {{"type", {{"const", "function"}}}, {"function", {{"type", "object"}}}}}};
     return any_schema({{{"enum", Json::array({"none", "auto", "required"})}}, function});
+}
+
+bool AnswerRequest::calls_strictly() const {
+    return tool_choice.kind == ToolChoice::Kind::automatic && std::ranges::any_of(tools, &Tool::strict);
 }
 
 void check_constraints(AnswerRequest& request, bool has_choice) {
@@ -212,8 +227,10 @@ void check_constraints(AnswerRequest& request, bool has_choice) {
         throw invalid(
             cat("'tool_choice' and '", request.pattern_field, "' both constrain the output. Use one of them."),
             request.pattern_field);
-    if (!request.pattern && !choice.is_constrained()) return;
-    const std::string field = request.pattern ? request.pattern_field : "tool_choice";
+    if (!request.pattern && !choice.is_constrained() && !request.calls_strictly()) return;
+    const std::string field = request.pattern           ? request.pattern_field
+                              : choice.is_constrained() ? "tool_choice"
+                                                        : "tools";
     const auto refuse = [&](const char* other) {
         throw invalid(cat("'", other, "' does not go with '", field, "', which says where the output ends."), other);
     };

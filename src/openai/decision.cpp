@@ -15,8 +15,8 @@ using Question = DecisionQuestion;
 
 constexpr std::size_t most_questions = 400, most_decision_choices = most_decision_options, most_levels = 10;
 
-void read_input(DecisionRequest& to, const Json& value, const std::string& name, const ParseOptions&) {
-    to.messages = std::make_shared<Json>(input_messages(value, name));
+void read_input(DecisionRequest& to, const Json& value, const std::string& name, const ParseOptions& options) {
+    to.messages = std::make_shared<Json>(input_messages(value, name, options));
 }
 
 void read_type(Question& to, const Json& value, const std::string& name, const ParseOptions&) {
@@ -30,8 +30,8 @@ void read_type(Question& to, const Json& value, const std::string& name, const P
         refuse_range(name, "predicate, choice or score", value);
 }
 
-void read_instructions(Question& to, const Json& value, const std::string& name, const ParseOptions&) {
-    to.instructions = joined_text(value, name);
+void read_instructions(Question& to, const Json& value, const std::string& name, const ParseOptions& options) {
+    to.instructions = joined_text(value, name, options);
     if (to.instructions.empty()) refuse_range(name, "a text that is not empty", value);
 }
 

@@ -7,6 +7,7 @@
 #include "unsloth/core/json_reader.h"
 #include "unsloth/openai/decision.h"
 #include "unsloth/openai/error.h"
+#include "unsloth/openai/harmony.h"
 
 namespace unsloth::openai {
 namespace {
@@ -102,9 +103,9 @@ DecisionPrompt decision_prompt(const tokenizer::Tokenizer& tokenizer, const toke
             where);
     std::vector<std::string> names;
     for (const OptionLabel& label : *labels) names.push_back(label.name);
-    const tokenizer::Rendered rendered =
-        chat.render(decision_row(messages, question, names), tokenizer::TrainedTurns::none);
+    tokenizer::Rendered rendered = chat.render(decision_row(messages, question, names), tokenizer::TrainedTurns::none);
     tokenizer::require_whole(chat, rendered);
+    rendered.text += lead_to_final(rendered.text);
     return {tokenizer::encode_rendered(tokenizer, rendered).ids, std::move(*labels)};
 }
 

@@ -49,6 +49,16 @@ std::vector<int32_t> ids_of(const Json& value, const std::string& name, int64_t 
     return ids;
 }
 
+void allow_only(const Json& object, std::initializer_list<std::string_view> keys, const std::string& name,
+                const ParseOptions& options) {
+    if (!object.is_object()) refuse_type(name, "an object", object);
+    if (options.accept_unknown) return;
+    for (const auto& [key, value] : object.items())
+        if (!value.is_null() && std::ranges::find(keys, key) == keys.end())
+            throw ApiError(400, cat("Unknown parameter: '", name, ".", key.substr(0, 100), "'."),
+                           cat(name, ".", key.substr(0, 100)), "unknown_parameter");
+}
+
 Json any_schema(Json schemas) {
     return {{"anyOf", std::move(schemas)}};
 }

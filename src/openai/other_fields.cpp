@@ -8,7 +8,7 @@ namespace {
 struct Tokenizing : TokenizeRequest {};
 
 void read_messages_to_count(Tokenizing& to, const Json& value, const std::string& name, const ParseOptions& options) {
-    to.row = std::make_shared<Json>(Json{{"messages", read_messages(value, name, options.sees_images)}});
+    to.row = std::make_shared<Json>(Json{{"messages", read_messages(value, name, options)}});
 }
 
 const Field<Tokenizing> tokenize_fields[] = {

@@ -85,6 +85,7 @@ Json calls_of(const std::vector<ToolDelta>& calls, bool whole) {
 
 Json message_of(const Choice& choice) {
     Json message = {{"role", "assistant"}, {"content", choice.text}, {"refusal", nullptr}};
+    if (!choice.reasoning.empty()) message["reasoning_content"] = choice.reasoning;
     if (choice.calls.empty()) return message;
     if (choice.text.empty()) message["content"] = nullptr;
     message["tool_calls"] = calls_of(whole_calls(choice.calls), /*whole=*/true);
@@ -159,6 +160,7 @@ std::string stream_event(const AnswerHead& head, const Choice& choice, TextOffse
             delta["content"] = choice.text;
         else if (choice.has_role)
             delta["content"] = nullptr;
+        if (!choice.reasoning.empty()) delta["reasoning_content"] = choice.reasoning;
         if (!choice.calls.empty()) delta["tool_calls"] = calls_of(choice.calls, /*whole=*/false);
         one["delta"] = std::move(delta);
     } else {

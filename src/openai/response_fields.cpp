@@ -17,7 +17,7 @@ struct Responding : AnswerRequest {
 };
 
 void read_response_input(Responding& to, const Json& value, const std::string& name, const ParseOptions& options) {
-    to.messages = input_messages(value, name, options.sees_images);
+    to.messages = input_messages(value, name, options);
 }
 
 void read_include(Responding& to, const Json& value, const std::string& name, const ParseOptions&) {

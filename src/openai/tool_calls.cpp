@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "unsloth/core/error.h"
+#include "unsloth/openai/harmony.h"
 
 namespace unsloth::openai {
 namespace {
@@ -127,12 +128,23 @@ std::optional<ToolFormat> tool_format_of(std::string_view rendered) {
     if (has(R"(<tool_call>{"name":"probe","arguments":{"key":"value"}}</tool_call>)")) return ToolFormat::hermes;
     if (has(R"([TOOL_CALLS][{"name":"probe","arguments":{"key":"value"})")) return ToolFormat::mistral;
     if (has(R"({"name":"probe","parameters":{"key":"value"}})")) return ToolFormat::llama3;
+    if (has("to=functions.probe") && has("<|channel|>") && has(R"(<|message|>{"key":"value"})"))
+        return ToolFormat::harmony;
     return std::nullopt;
+}
+
+std::optional<ToolFormat> tool_format_of(const tokenizer::ChatTemplate& chat) {
+    try {
+        return tool_format_of(chat.render(conversation_with_call(), tokenizer::TrainedTurns::none).text);
+    } catch (const Error&) {
+        return std::nullopt;
+    }
 }
 
 grammar::Pattern tool_pattern(ToolFormat format, const std::vector<Tool>& tools, const ToolChoice& choice,
                               bool in_parallel) {
     using Kind = grammar::Part::Kind;
+    if (format == ToolFormat::harmony) return harmony_calls(tools, choice);
     grammar::Pattern pattern;
     const char* const key = format == ToolFormat::llama3 ? "parameters" : "arguments";
     for (const Tool& tool : tools) {

@@ -9,6 +9,7 @@
 #include "serve/prepared.h"
 #include "serve/texts.h"
 #include "unsloth/core/error.h"
+#include "unsloth/openai/harmony.h"
 #include "unsloth/serve/service.h"
 
 namespace unsloth::serve {
@@ -67,20 +68,6 @@ Job Service::job_for(const std::string& client, const Chosen& chosen) {
     return job;
 }
 
-/// How the chat template's model writes calls of tools. ApiError 400 where that is not known.
-openai::ToolFormat Service::tool_format() {
-    std::call_once(tool_format_asked_, [this] {
-        if (const auto text = reader_->rendered(openai::conversation_with_call()))
-            tool_format_ = openai::tool_format_of(*text);
-    });
-    if (!tool_format_)
-        throw openai::unsupported(
-            "'tools': the chat template writes no calls in a known format: Hermes's, Llama 3's "
-            "JSON or Mistral's.",
-            "tools");
-    return *tool_format_;
-}
-
 /// What a request's output must look like.
 struct Service::Constrained {
     std::shared_ptr<grammar::MaskCache> grammar;  ///< nullptr: it is free
@@ -88,26 +75,77 @@ struct Service::Constrained {
     std::optional<ToolReading> tools;
 };
 
+namespace {
+
+/// What a harmony answer must look like, behind what the model thinks; nullopt: it is free.
+std::optional<grammar::Pattern> harmony_pattern(const AnswerRequest& request) {
+    std::optional<grammar::Pattern> pattern = request.pattern;
+    const bool must_call = request.tool_choice.is_constrained();
+    if (request.continue_final_message) {
+        if (must_call)
+            throw openai::invalid("'tool_choice' does not go with 'continue_final_message', whose message is no call.",
+                                  "tool_choice");
+        return pattern;
+    }
+    if (pattern)
+        pattern = openai::in_final_channel(std::move(*pattern));
+    else if (request.calls_strictly())
+        pattern = openai::any_final_message();
+    if (must_call || (pattern && request.tool_choice.kind != openai::ToolChoice::Kind::none)) {
+        grammar::Pattern calls = openai::harmony_calls(request.tools, request.tool_choice);
+        if (pattern)
+            std::ranges::move(calls.alternatives, std::back_inserter(pattern->alternatives));
+        else
+            pattern = std::move(calls);
+    }
+    if (pattern) pattern = openai::after_analysis(std::move(*pattern));
+    return pattern;
+}
+
+}  // namespace
+
+/// How the answer's calls, and harmony's channels, are read. ApiError 400 where the template shows no known format.
+std::optional<ToolReading> Service::reading(const AnswerRequest& request) const {
+    if (!request.is_chat) return std::nullopt;
+    const bool has_tools = request.tool_choice.kind != openai::ToolChoice::Kind::none;
+    const std::optional<openai::ToolFormat> format = reader_->tool_format();
+    std::optional<generate::HarmonyTokens> harmony;
+    if (format == openai::ToolFormat::harmony) harmony = generate::HarmonyTokens::of(reader_->tokenizer());
+    if (has_tools && (!format || (format == openai::ToolFormat::harmony && !harmony)))
+        throw openai::unsupported(
+            "'tools': the chat template writes no calls in a known format: Hermes's, Llama 3's JSON, Mistral's or "
+            "harmony.",
+            "tools");
+    if (!has_tools && !harmony) return std::nullopt;
+    ToolReading made{*format, {}, request.parallel_tool_calls ? most_calls : 1, std::move(harmony)};
+    if (has_tools)
+        for (const openai::Tool& tool : request.tools) made.names.push_back(tool.name);
+    return made;
+}
+
 /// Compiles the request's grammar. ApiError 400 with the field's name.
 Service::Constrained Service::constrain(const AnswerRequest& request) {
     using Kind = openai::ToolChoice::Kind;
     Constrained made;
+    made.tools = reading(request);
     std::optional<grammar::Pattern> pattern = request.pattern;
-    std::string field = request.pattern_field;
-    if (request.tool_choice.kind != Kind::none) {
-        const openai::ToolFormat format = tool_format();
-        made.tools = ToolReading{format, {}, request.parallel_tool_calls ? most_calls : 1};
-        for (const openai::Tool& tool : request.tools) made.tools->names.push_back(tool.name);
+    const std::string field = request.pattern ? request.pattern_field : "tools";
+    if (made.tools && made.tools->harmony) {
+        pattern = harmony_pattern(request);
+    } else if (request.tool_choice.kind != Kind::none) {
+        const openai::ToolFormat format = made.tools->format;
         grammar::Pattern calls =
             openai::tool_pattern(format, request.tools, request.tool_choice, request.parallel_tool_calls);
+        const auto marker = reader_->tokenizer().added_token_id(openai::mistral_marker);
         if (request.tool_choice.is_constrained()) {
-            field = "tools";
-            const auto marker = reader_->tokenizer().added_token_id(openai::mistral_marker);
             if (format == openai::ToolFormat::mistral && marker)
                 made.begun = {*marker};
             else if (format == openai::ToolFormat::mistral)
                 calls.begin = openai::mistral_marker + calls.begin;
             pattern = std::move(calls);
+        } else if (!pattern && request.calls_strictly()) {
+            pattern = openai::strict_pattern(format, request.tools, request.parallel_tool_calls,
+                                             marker ? std::string(1, openai::mistral_byte) : openai::mistral_marker);
         } else if (pattern) {  // or a call instead
             for (std::vector<grammar::Part>& call : calls.alternatives) {
                 call.insert(call.begin(), {grammar::Part::Kind::literal, calls.begin});
@@ -162,6 +200,8 @@ Service::Prepared Service::prepare(AnswerRequest request, const std::string& cli
     common.top_logprobs = request.logprobs.value_or(-1);
     common.prompt_logprobs = request.echo && request.logprobs.has_value();
     if (!request.ignore_eos) common.stop_ids = options_.stop_ids;
+    if (!request.ignore_eos && constrained.tools && constrained.tools->harmony)
+        std::ranges::copy(constrained.tools->harmony->stops, std::back_inserter(common.stop_ids));
     common.stop_ids.insert(common.stop_ids.end(), request.stop_token_ids.begin(), request.stop_token_ids.end());
     for (std::size_t i = 0; i < prompts.size(); ++i) {
         common.prompt = prompts[i].ids;

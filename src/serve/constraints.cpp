@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "unsloth/openai/harmony.h"
 #include "unsloth/openai/token_text.h"
 
 namespace unsloth::serve {
@@ -35,6 +36,18 @@ class GrammarConstraint final : public generate::TokenConstraint {
 
 }  // namespace
 
+/// Patterns name harmony's tokens by bytes that no text has, and no other token may bring these.
+void Constraints::add_framing(std::vector<std::string>& bytes) const {
+    for (std::string& text : bytes)
+        if (std::ranges::any_of(text, [](char c) {
+                return static_cast<unsigned char>(c) >= static_cast<unsigned char>(openai::first_framing_byte);
+            }))
+            text.clear();
+    for (const openai::FramingToken& token : openai::framing_tokens)
+        if (const auto id = tokenizer_.added_token_id(token.text); id && *id < vocab_size_)
+            bytes[static_cast<std::size_t>(*id)] = token.byte;
+}
+
 std::shared_ptr<const grammar::Vocabulary> Constraints::vocabulary() {
     const std::lock_guard lock(vocabulary_mutex_);
     if (vocabulary_) return vocabulary_;
@@ -43,6 +56,7 @@ std::shared_ptr<const grammar::Vocabulary> Constraints::vocabulary() {
     for (int32_t id = 0; id < known; ++id)
         if (!tokenizer_.is_special(id))
             bytes[static_cast<std::size_t>(id)] = openai::text_of_token(tokenizer_, id).bytes;
+    add_framing(bytes);
     vocabulary_ = std::make_shared<const grammar::Vocabulary>(std::move(bytes));
     return vocabulary_;
 }

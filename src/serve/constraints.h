@@ -30,6 +30,7 @@ class Constraints {
 
   private:
     std::shared_ptr<const grammar::Vocabulary> vocabulary();
+    void add_framing(std::vector<std::string>& bytes) const;
 
     tokenizer::Tokenizer tokenizer_;
     int64_t vocab_size_;

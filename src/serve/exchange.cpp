@@ -24,18 +24,25 @@ Exchange::Exchange(std::unique_ptr<AnswerWriter> writer, openai::AnswerRequest r
       request_(std::move(request)),
       prompts_(std::move(prompts)),
       tokenizer_(std::move(tokenizer)),
+      tools_(std::move(tools)),
       later_(std::move(later)),
       states_(prompts_.size() * static_cast<std::size_t>(request_.n)),
       left_(states_.size()) {
     for (const EncodedPrompt& prompt : prompts_) usage_.prompt_tokens += static_cast<int64_t>(prompt.ids.size());
-    const bool is_mistral = tools && tools->format == openai::ToolFormat::mistral;
-    const auto new_id = [is_mistral] {
-        return is_mistral ? random_id().substr(0, 9) : cat("call_", random_id().substr(0, 24));
-    };
+    if (tools_ && tools_->harmony) {
+        for (std::size_t i = 0; i < states_.size(); ++i)
+            states_[i].harmony.emplace(tokenizer_, *tools_->harmony, request_.stop).follow(prompt_of(i).ids);
+        return;
+    }
     for (State& state : states_)
-        if (tools) state.calls.emplace(tools->format, tools->names, new_id, tools->most);
+        if (tools_) state.calls.emplace(tools_->format, tools_->names, [this] { return new_call_id(); }, tools_->most);
     if (!request_.stream && request_.stop.empty()) return;
     for (State& state : states_) state.text.emplace(tokenizer_, request_.stop);
+}
+
+std::string Exchange::new_call_id() const {
+    const bool is_mistral = tools_->format == openai::ToolFormat::mistral;
+    return is_mistral ? random_id().substr(0, 9) : cat("call_", random_id().substr(0, 24));
 }
 
 const EncodedPrompt& Exchange::prompt_of(std::size_t sequence) const {
@@ -92,7 +99,8 @@ bool Exchange::token(std::size_t sequence, const generate::Completion& so_far) {
     if (gone_ || scores_alone()) return false;
     ++usage_.completion_tokens;
     State& state = states_[sequence];
-    const bool more = !state.text || state.text->add(so_far.ids.back());
+    const int32_t id = so_far.ids.back();
+    const bool more = state.harmony ? state.harmony->add(id) : !state.text || state.text->add(id);
     if (request_.stream && more) emit(sequence, so_far, "");  // the last piece has the rest
     return more && !gone_;
 }
@@ -105,6 +113,7 @@ void Exchange::ended(std::size_t sequence, const generate::Completion& answer) {
     if (state.answer.stop) ++usage_.completion_tokens;
     if (sequence % static_cast<std::size_t>(request_.n) == 0) usage_.cached_tokens += answer.cached_tokens;
     if (state.text) state.text->finish();
+    if (state.harmony) state.harmony->finish();
     --left_;
     if (gone_) return;
     if (!request_.stream) {
@@ -132,6 +141,30 @@ void Exchange::read_calls(State& state, openai::Choice& choice, bool ends) const
     if (state.calls->has_calls() && choice.finish_reason == "stop") choice.finish_reason = "tool_calls";
 }
 
+/// The choice gets what is new: reasoning, calls of known tools, and the rest as its text.
+void Exchange::read_harmony(State& state, openai::Choice& choice) const {
+    using Kind = generate::HarmonyPiece::Kind;
+    const auto append = [](std::string& to, const generate::HarmonyPiece& piece, bool& has_some) {
+        to += (piece.begins && has_some ? "\n" : "") + piece.text;
+        has_some = true;
+    };
+    for (const generate::HarmonyPiece& piece : state.harmony->take()) {
+        constexpr std::string_view functions = "functions.";
+        const std::string name = piece.recipient.substr(piece.recipient.starts_with(functions) ? functions.size() : 0);
+        if (piece.kind == Kind::analysis) {
+            append(choice.reasoning, piece, state.has_reasoning);
+        } else if (piece.kind == Kind::shown || std::ranges::find(tools_->names, name) == tools_->names.end()) {
+            append(choice.text, piece, state.has_content);
+        } else {
+            if (piece.begins) ++state.harmony_calls;
+            if (state.harmony_calls > tools_->most) continue;
+            choice.calls.push_back({static_cast<int64_t>(state.harmony_calls) - 1, piece.begins ? new_call_id() : "",
+                                    piece.begins ? name : "", piece.text});
+        }
+    }
+    if (state.harmony_calls > 0 && choice.finish_reason == "stop") choice.finish_reason = "tool_calls";
+}
+
 /// What is new of a choice, where that is anything.
 void Exchange::emit(std::size_t sequence, const generate::Completion& so_far, const std::string& finish_reason) {
     State& state = states_[sequence];
@@ -144,14 +177,18 @@ void Exchange::emit(std::size_t sequence, const generate::Completion& so_far, co
         if (request_.echo) piece.text = prompt_of(sequence).text;
         if (request_.echo && piece.has_logprobs) report_prompt(sequence, so_far, piece);
     }
-    if (!scores_alone()) {
+    if (state.harmony) {
+        read_harmony(state, piece);
+        if (!finish_reason.empty()) piece.text += stop_text(sequence);
+    } else if (!scores_alone()) {
         piece.text += new_text(state, so_far.ids);
         if (!finish_reason.empty()) piece.text += stop_text(sequence);
         read_calls(state, piece, !finish_reason.empty());
     }
     if (piece.has_logprobs) report_tokens(so_far, state.reported, piece);
     state.reported = so_far.ids.size();
-    if (piece.text.empty() && piece.tokens.empty() && piece.calls.empty() && finish_reason.empty() && !piece.has_role)
+    if (piece.text.empty() && piece.reasoning.empty() && piece.tokens.empty() && piece.calls.empty() &&
+        finish_reason.empty() && !piece.has_role)
         return;
     state.begun = true;
     std::optional<openai::Usage> so_far_used;
@@ -162,6 +199,12 @@ void Exchange::emit(std::size_t sequence, const generate::Completion& so_far, co
 /// The stop text that ended a choice, where it is wanted.
 std::string Exchange::stop_text(std::size_t sequence) const {
     const State& state = states_[sequence];
+    if (request_.include_stop && state.harmony) {
+        generate::Completion last = state.answer;
+        const std::span<const int32_t> ids = state.harmony->last_ids();
+        last.ids.assign(ids.begin(), ids.end());
+        return matched_stop(tokenizer_, last, state.harmony->last_text().size(), request_.stop);
+    }
     if (!request_.include_stop || !state.text) return "";
     return matched_stop(tokenizer_, state.answer, state.text->text().size(), request_.stop);
 }
@@ -176,8 +219,13 @@ void Exchange::send_all() {
         choice.finish_reason = state.finish_reason;
         choice.has_logprobs = request_.logprobs.has_value();
         if (request_.echo) choice.text = prompt_of(i).text;
-        choice.text += whole_text(state) + stop_text(i);
-        read_calls(state, choice, /*ends=*/true);
+        if (state.harmony) {
+            read_harmony(state, choice);
+            choice.text += stop_text(i);
+        } else {
+            choice.text += whole_text(state) + stop_text(i);
+            read_calls(state, choice, /*ends=*/true);
+        }
         if (choice.has_logprobs && request_.echo) report_prompt(i, state.answer, choice);
         if (choice.has_logprobs) report_tokens(state.answer, 0, choice);
         all_failed = all_failed && state.answer.finish_reason == generate::FinishReason::not_finite;

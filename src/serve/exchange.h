@@ -10,6 +10,7 @@
 #include "serve/answer_writer.h"
 #include "serve/prompts.h"
 #include "unsloth/generate/detokenizer.h"
+#include "unsloth/generate/harmony.h"
 #include "unsloth/openai/request.h"
 #include "unsloth/openai/response.h"
 #include "unsloth/serve/engine.h"
@@ -19,8 +20,9 @@ namespace unsloth::serve {
 /// How calls of tools are read from texts.
 struct ToolReading {
     openai::ToolFormat format;
-    std::vector<std::string> names;
-    std::size_t most = 0;  ///< calls of a choice
+    std::vector<std::string> names = {};
+    std::size_t most = 0;                                 ///< calls of a choice
+    std::optional<generate::HarmonyTokens> harmony = {};  ///< of that format, which also chats without tools have
 };
 
 class Exchange final : public Receiver, public std::enable_shared_from_this<Exchange> {
@@ -40,8 +42,11 @@ class Exchange final : public Receiver, public std::enable_shared_from_this<Exch
     struct State {
         std::optional<generate::IncrementalDetokenizer> text;  ///< where somebody asks before the end
         std::optional<openai::ToolCallReader> calls;           ///< where tools are given
-        std::size_t sent = 0, reported = 0;                    ///< bytes of text, and tokens, that the stream has
-        bool begun = false;                                    ///< the stream has a piece of it
+        std::optional<generate::HarmonyReader> harmony;        ///< in place of both
+        std::size_t harmony_calls = 0;
+        bool has_reasoning = false, has_content = false;
+        std::size_t sent = 0, reported = 0;  ///< bytes of text, and tokens, that the stream has
+        bool begun = false;                  ///< the stream has a piece of it
         openai::TextOffsets offsets;
         generate::Completion answer;  ///< once it has ended
         std::string finish_reason;
@@ -54,6 +59,8 @@ class Exchange final : public Receiver, public std::enable_shared_from_this<Exch
     void report_prompt(std::size_t sequence, const generate::Completion& answer, openai::Choice& to) const;
     void report_tokens(const generate::Completion& answer, std::size_t first, openai::Choice& to) const;
     void read_calls(State& state, openai::Choice& choice, bool ends) const;
+    void read_harmony(State& state, openai::Choice& choice) const;
+    std::string new_call_id() const;
     void emit(std::size_t sequence, const generate::Completion& so_far, const std::string& finish_reason);
     std::string stop_text(std::size_t sequence) const;
     void send_all();
@@ -63,6 +70,7 @@ class Exchange final : public Receiver, public std::enable_shared_from_this<Exch
     openai::AnswerRequest request_;
     std::vector<EncodedPrompt> prompts_;
     tokenizer::Tokenizer tokenizer_;
+    std::optional<ToolReading> tools_;
     Later later_;
     std::vector<State> states_;
     openai::Usage usage_;

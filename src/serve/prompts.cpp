@@ -5,6 +5,7 @@
 #include "unsloth/core/error.h"
 #include "unsloth/core/text.h"
 #include "unsloth/openai/error.h"
+#include "unsloth/openai/harmony.h"
 
 namespace unsloth::serve {
 namespace {
@@ -62,7 +63,9 @@ EncodedPrompt PromptReader::conversation(const nlohmann::ordered_json& row, bool
 std::vector<int32_t> PromptReader::render(const nlohmann::ordered_json& row, bool continue_final_message,
                                           const std::string& field) const {
     try {
-        tokenizer::Rendered rendered = chat_.render(row, tokenizer::TrainedTurns::none);
+        const bool is_harmony = tool_format_ == openai::ToolFormat::harmony;
+        tokenizer::Rendered rendered =
+            chat_.render(is_harmony ? openai::harmony_row(row) : row, tokenizer::TrainedTurns::none);
         tokenizer::require_whole(chat_, rendered);
         if (continue_final_message)
             rendered.text = cut_after(rendered.text, row["messages"].back()["content"].get<std::string>());
@@ -79,14 +82,6 @@ openai::DecisionPrompt PromptReader::decision(const nlohmann::ordered_json& mess
         return openai::decision_prompt(tokenizer_, chat_, messages, question, where);
     } catch (const Error& refused) {
         throw openai::invalid(cat("The chat template refuses 'input': ", refused.what()), "input");
-    }
-}
-
-std::optional<std::string> PromptReader::rendered(const nlohmann::ordered_json& row) const {
-    try {
-        return chat_.render(row, tokenizer::TrainedTurns::none).text;
-    } catch (const Error&) {
-        return std::nullopt;
     }
 }
 

@@ -26,7 +26,10 @@ struct EncodedPrompt {
 class PromptReader {
   public:
     PromptReader(tokenizer::Tokenizer tokenizer, tokenizer::ChatTemplate chat, session::Sight sight = {})
-        : tokenizer_(std::move(tokenizer)), chat_(std::move(chat)), sight_(std::move(sight)) {}
+        : tokenizer_(std::move(tokenizer)),
+          chat_(std::move(chat)),
+          sight_(std::move(sight)),
+          tool_format_(openai::tool_format_of(chat_)) {}
 
     /// Images beyond the bounds are not decoded.
     std::vector<EncodedPrompt> prompts(const openai::AnswerRequest& request,
@@ -37,15 +40,16 @@ class PromptReader {
     /// Of the question of that name about the messages.
     openai::DecisionPrompt decision(const nlohmann::ordered_json& messages, const openai::DecisionQuestion& question,
                                     const std::string& where) const;
-    /// The text of a conversation; nullopt where the template refuses it.
-    std::optional<std::string> rendered(const nlohmann::ordered_json& row) const;
     std::vector<int32_t> text(const std::string& text, bool add_special_tokens) const;
     const tokenizer::Tokenizer& tokenizer() const { return tokenizer_; }
+    /// How the chat template's model writes calls of tools; nullopt: in no known format.
+    std::optional<openai::ToolFormat> tool_format() const { return tool_format_; }
 
   private:
     tokenizer::Tokenizer tokenizer_;
     tokenizer::ChatTemplate chat_;
     session::Sight sight_;
+    std::optional<openai::ToolFormat> tool_format_;
 
     std::vector<int32_t> render(const nlohmann::ordered_json& row, bool continue_final_message,
                                 const std::string& field) const;

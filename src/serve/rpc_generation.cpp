@@ -119,7 +119,8 @@ Json choice_fields(const openai::Choice& choice, const std::vector<openai::ToolD
             {"text", repair_utf8(choice.text)},
             {"finish_reason", choice.finish_reason},
             {"tokens", std::move(tokens)},
-            {"tool_calls", std::move(list)}};
+            {"tool_calls", std::move(list)},
+            {"reasoning_content", repair_utf8(choice.reasoning)}};
 }
 
 Json usage_fields(const openai::Usage& usage) {
@@ -135,7 +136,8 @@ class MessageAnswer final : public AnswerWriter {
 
     bool piece(const openai::Choice& choice, openai::TextOffsets&, const std::optional<openai::Usage>*) override {
         const bool says_nothing =  // the role, which each answer has
-            choice.text.empty() && choice.tokens.empty() && choice.calls.empty() && choice.finish_reason.empty();
+            choice.text.empty() && choice.reasoning.empty() && choice.tokens.empty() && choice.calls.empty() &&
+            choice.finish_reason.empty();
         return says_nothing || send({{"choices", Json::array({choice_fields(choice, choice.calls)})}});
     }
     bool usage(const openai::Usage& usage) override { return send({{"usage", usage_fields(usage)}}); }

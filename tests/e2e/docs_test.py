@@ -34,6 +34,7 @@ ELSEWHERE = {
 WITHOUT_COMMANDS = {
     "docs/how-to/bad-steps.md",
     "docs/how-to/hugging-face.md",
+    "docs/how-to/serve-outputs.md",
     "docs/how-to/serve.md",
     "docs/how-to/sweep.md",
     "docs/how-to/migrate/fsdp-and-deepspeed.md",

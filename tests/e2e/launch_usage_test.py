@@ -341,6 +341,33 @@ class CommittedFiles(Launching):
         version = subprocess.run([PROGRAM, "--version"], capture_output=True, text=True).stdout.split()[1]
         self.assertIn(f"unsloth-train:{version}\n", text)
 
+    def test_a_service(self):
+        text = (self.FOLDER / "serve.yaml").read_text()
+        words = re.findall(r"^ +(?:# )?- (serve|--\S+)", text, re.MULTILINE)
+        self.assertEqual(words[0], "serve")
+        options = dict(word[2:].split("=", 1) for word in words[1:])
+        usage = subprocess.run([PROGRAM, "help", "serve"], capture_output=True, text=True).stdout
+        for option in options:
+            self.assertIn(f"  --{option} ", usage)
+        # Probes ask for what the service answers, and nobody kills what may still end.
+        routes = (SOURCE / "docs" / "how-to" / "serve.md").read_text()
+        probes = re.findall(r"(\w+)Probe:.*\n +httpGet: \{path: (/\w+), port: http\}", text)
+        self.assertEqual(dict(probes), {"readiness": "/ready", "liveness": "/health"})
+        for _, path in probes:
+            self.assertIn(f"`GET {path}`", routes)
+        self.assertEqual(set(re.findall(r"(?:containerPort|\bport): (\d+)", text)), {options["port"]})
+        grace = float(re.search(r"terminationGracePeriodSeconds: (\d+)", text)[1])
+        self.assertGreater(grace, float(options["drain_delay"]) + float(options["shutdown_timeout"]))
+        # Each file that an option names is on a volume, and each volume is there.
+        mounts = dict(re.findall(r"- \{name: (\w+), mountPath: (/\w+)", text))
+        for option in ("model.path", "adapter", "api_key_file", "tls_cert", "tls_key"):
+            folder = options[option].split("=")[-1].split("/")[1]
+            self.assertIn(f"/{folder}", mounts.values(), option)
+        for name in mounts:
+            self.assertRegex(text, rf"(?m)- \{{?name: {name}(?:$|, secret)")
+        version = subprocess.run([PROGRAM, "--version"], capture_output=True, text=True).stdout.split()[1]
+        self.assertIn(f"unsloth-train:{version}\n", text)
+
     def test_images_and_their_files(self):
         """What the compose files and the Dockerfile name is there."""
         compose = (self.FOLDER / "compose.yaml").read_text()

@@ -346,12 +346,68 @@ TEST(OpenaiRequest, ImagesOfChats) {
         refused(cat(R"({"type": "image_url", "image_url": {"url": ")", url, "\"}}"), ".image_url.url", "unsupported");
     refused(R"({"type": "image_url", "image_url": {"url": "data:,", "detail": "low"}})", ".image_url.detail",
             "unsupported");
-    refused(R"({"type": "image_url", "image_url": {"url": "data:,", "path": "/a"}})", ".image_url", "invalid_value");
-    refused(R"({"type": "image_url", "image_url": {"url": "data:,"}, "image": "/a"})", "", "invalid_value");
+    refused(R"({"type": "image_url", "image_url": {"url": "data:,", "path": "/a"}})", ".image_url.path",
+            "unknown_parameter");
+    refused(R"({"type": "image_url", "image_url": {"url": "data:,"}, "image": "/a"})", ".image", "unknown_parameter");
     refused(R"({"type": "image", "image": "/a.png"})", ".type", "unsupported");
     expect_refusal(
         [&] { parse_chat(R"({"messages": [{"role": "user", "content": "x", "value": [{"type": "image"}]}]})", sees); },
-        "messages[0].value", "invalid_value");
+        "messages[0].value", "unknown_parameter");
+}
+
+TEST(OpenaiRequest, MembersOfMessagesAreKnown) {
+    const auto read = [](const std::string& message, const ParseOptions& options = strict) {
+        return parse_chat(R"({"messages": [)" + message + "]}", options);
+    };
+    const Json row = *read(R"({"role": "user", "content": "x", "name": "ann", "type": "text"},
+        {"role": "assistant", "content": null, "refusal": null, "function_call": null, "audio": null,
+         "annotations": [], "reasoning_content": "Hm", "tool_calls":
+         [{"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}]},
+        {"role": "tool", "tool_call_id": "c", "content": "5"})")
+                          .row;
+    EXPECT_EQ(row["messages"][1]["reasoning_content"], "Hm");
+    EXPECT_FALSE(row["messages"][0].contains("type")) << "it is no part of a message";
+    const auto refused = [&](const std::string& message, const char* field, const char* code) {
+        expect_refusal([&] { read(message); }, cat("messages[0].", field), code);
+    };
+    refused(R"({"role": "user", "content": "x", "weight": 1})", "weight", "unknown_parameter");
+    refused(R"({"role": "user", "content": "x", "tool_calls": []})", "tool_calls", "unknown_parameter");
+    refused(R"({"role": "user", "content": [{"type": "text", "text": "x", "cache_control": {}}]})",
+            "content[0].cache_control", "unknown_parameter");
+    refused(R"({"role": "user", "content": "x", "name": 3})", "name", "invalid_type");
+    refused(R"({"role": "user", "content": "x", "type": "image"})", "type", "invalid_value");
+    refused(R"({"role": "assistant", "content": "x", "refusal": "No."})", "refusal", "unsupported");
+    refused(R"({"role": "assistant", "content": "x", "audio": {"id": "a"}})", "audio", "unsupported");
+    refused(R"({"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "f", "args": "{}"}}]})",
+            "tool_calls[0].function.args", "unknown_parameter");
+    refused(R"({"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": 3}}]})",
+            "tool_calls[0].function.arguments", "invalid_type");
+    refused(R"({"role": "assistant", "tool_calls": [{"id": "c", "type": "custom", "function": {"name": "f"}}]})",
+            "tool_calls[0].type", "unsupported");
+    ParseOptions relaxed = strict;
+    relaxed.accept_unknown = true;
+    EXPECT_EQ((*read(R"({"role": "user", "content": "x", "weight": 1})", relaxed).row)["messages"][0]["weight"], 1);
+    expect_refusal(
+        [] { parse_response(R"({"store": false, "input": [{"role": "user", "content": "x", "x": 1}]})", strict); },
+        "input[0].x", "unknown_parameter");
+}
+
+TEST(OpenaiRequest, StrictIsABoolean) {
+    const std::string function = R"("tools": [{"type": "function", "function": {"name": "f", "strict": )";
+    const auto tool = [&](const std::string& value, const std::string& more = "") {
+        return chat(function + value + "}}]" + more);
+    };
+    EXPECT_TRUE(tool("true").calls_strictly());
+    EXPECT_FALSE(tool("true", R"(, "tool_choice": "required")").calls_strictly()) << "it is constrained as a whole";
+    EXPECT_FALSE(tool("null").calls_strictly());
+    expect_refusal([&] { tool("\"yes\""); }, "tools[0].function.strict", "invalid_type");
+    expect_refusal([&] { tool("true", R"(, "ignore_eos": true)"); }, "ignore_eos", "invalid_value");
+    expect_refusal(
+        [] {
+            chat(
+                R"("response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {}, "strict": 1}})");
+        },
+        "response_format.json_schema.strict", "invalid_type");
 }
 
 TEST(OpenaiRequest, ImagesOfResponses) {

@@ -6,6 +6,7 @@
 
 #include "unsloth/core/error.h"
 #include "unsloth/grammar/matcher.h"
+#include "unsloth/openai/harmony.h"
 #include "unsloth/openai/response.h"
 
 namespace unsloth::openai {
@@ -112,6 +113,9 @@ TEST(ToolCalls, FormatsAreSeenInATemplatesText) {
     EXPECT_EQ(tool_format_of(
                   "[TOOL_CALLS] [{\"name\": \"probe\", \"arguments\": {\"key\": \"value\"}, \"id\": \"abcdefghi\"}]"),
               ToolFormat::mistral);
+    EXPECT_EQ(tool_format_of("<|start|>assistant to=functions.probe<|channel|>commentary json<|message|>{\"key\": "
+                             "\"value\"}<|call|>"),
+              ToolFormat::harmony);
     EXPECT_FALSE(tool_format_of("<tool_call>\n<function=probe>\n<parameter=key>\nvalue\n</parameter>"));
 }
 
@@ -143,6 +147,75 @@ TEST(ToolCalls, PatternsAreWhatReadersRead) {
     EXPECT_FALSE(accepts(ToolFormat::llama3, required, true, R"({"name": "weather", "parameters": {}})"));
 }
 
+/// The model may think first; then it calls, or its final message has the form. Text cannot stand for tokens.
+TEST(ToolCalls, PatternsOfHarmonyFrameMessages) {
+    const std::vector<Tool> tools = {{"weather", R"({"type": "object", "properties": {"d": {"type": "integer"}},
+                                                    "required": ["d"]})"},
+                                     {"time", ""}};
+    std::vector<std::string> bytes;
+    for (int i = 0; i < 256; ++i) bytes.emplace_back(1, static_cast<char>(i));
+    const auto vocabulary = std::make_shared<const grammar::Vocabulary>(bytes);
+    const auto accepts = [&](const grammar::Pattern& pattern, std::string text) {
+        for (const FramingToken& token : framing_tokens)
+            for (std::size_t at; (at = text.find(token.text)) != std::string::npos;)
+                text.replace(at, std::string_view(token.text).size(), 1, token.byte);
+        grammar::Matcher matcher(
+            std::make_shared<grammar::MaskCache>(std::make_shared<const grammar::Grammar>(pattern), vocabulary));
+        return matcher.advance(text) && matcher.may_end();
+    };
+    const std::string thought = "<|channel|>analysis<|message|>Let me\nsee\xC3\xA9.<|end|><|start|>assistant";
+    const std::string call = "<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{\"d\": 3}";
+    const ToolChoice required{ToolChoice::Kind::required}, time{ToolChoice::Kind::named, "time"};
+    const grammar::Pattern calls = after_analysis(tool_pattern(ToolFormat::harmony, tools, required, true));
+    for (const std::string& lead : {std::string(), thought, thought + thought})
+        EXPECT_TRUE(accepts(calls, lead + call));
+    EXPECT_FALSE(accepts(calls, thought));
+    EXPECT_FALSE(accepts(calls, call + call)) << "a call ends the answer";
+    EXPECT_FALSE(accepts(calls, "<|channel|>final<|message|>No."));
+    EXPECT_FALSE(accepts(after_analysis(tool_pattern(ToolFormat::harmony, tools, time, true)), call));
+    const grammar::Pattern final = after_analysis(in_final_channel(
+        {.alternatives = {{{grammar::Part::Kind::json_object}}, {{grammar::Part::Kind::literal, "x"}}}}));
+    for (const char* json : {"{\"a\": \"<\"}", "x"})
+        EXPECT_TRUE(accepts(final, thought + "<|channel|>final<|message|>" + json));
+    EXPECT_FALSE(accepts(final, "<|channel|>final<|message|>{\"a\": \"<|end|>\"}"));
+    EXPECT_FALSE(accepts(final, "{}"));
+    grammar::Pattern unled = final;
+    unled.lead.clear();
+    EXPECT_NE(final.key(), unled.key());
+}
+
+/// Text is free, but for what begins a call.
+TEST(ToolCalls, StrictPatternsConstrainCallsAlone) {
+    const std::vector<Tool> tools = {
+        {"weather", R"({"type": "object", "properties": {"d": {"type": "integer"}}, "required": ["d"]})", true}};
+    std::vector<std::string> bytes;
+    for (int i = 0; i < 256; ++i) bytes.emplace_back(1, static_cast<char>(i));
+    const auto vocabulary = std::make_shared<const grammar::Vocabulary>(bytes);
+    const auto accepts = [&](ToolFormat format, bool in_parallel, const std::string& text) {
+        grammar::Matcher matcher(std::make_shared<grammar::MaskCache>(
+            std::make_shared<const grammar::Grammar>(strict_pattern(format, tools, in_parallel, "\xFD")), vocabulary));
+        return matcher.advance(text) && matcher.may_end();
+    };
+    const std::string one = R"({"name": "weather", "arguments": {"d": 3}})",
+                      wrong = R"({"name": "weather", "arguments": {}})";
+    const auto hermes = [](const std::string& call) { return "<tool_call>\n" + call + "\n</tool_call>"; };
+    for (const bool in_parallel : {false, true}) {
+        for (const std::string& text : {std::string(), std::string("na\xC3\xAFve <tool_cal> {\n<<tool_call x"),
+                                        hermes(one), "I look. " + hermes(one)})
+            EXPECT_TRUE(accepts(ToolFormat::hermes, in_parallel, text)) << text;
+        for (const std::string& text : {hermes(wrong), std::string("a<<tool_call>"), hermes(one) + hermes(wrong)})
+            EXPECT_FALSE(accepts(ToolFormat::hermes, in_parallel, text)) << text;
+        EXPECT_EQ(accepts(ToolFormat::hermes, in_parallel, hermes(one) + "\nand " + hermes(one) + "."), in_parallel);
+    }
+    EXPECT_TRUE(accepts(ToolFormat::llama3, true, " Rain [{\n"));
+    EXPECT_TRUE(accepts(ToolFormat::llama3, true, R"({"name": "weather", "parameters": {"d": 3}})"));
+    for (const char* text : {R"({"name": "weather", "parameters": {}})", " {x", "{"})
+        EXPECT_FALSE(accepts(ToolFormat::llama3, true, text)) << text;
+    EXPECT_TRUE(accepts(ToolFormat::mistral, true, "\xFD[" + one + "]"));
+    EXPECT_FALSE(accepts(ToolFormat::mistral, true, "[" + one + "]"));
+    EXPECT_TRUE(accepts(ToolFormat::mistral, true, "{Rain}"));
+}
+
 TEST(ToolCalls, AreWrittenAsClientsReadThem) {
     const AnswerHead head{"chatcmpl-1", "m", "fp_1", 12, true};
     const Choice choice{
@@ -161,6 +234,12 @@ TEST(ToolCalls, AreWrittenAsClientsReadThem) {
         delta[0],
         Json::parse(R"({"index": 0, "id": "call_1", "type": "function", "function": {"name": "f", "arguments": ""}})"));
     EXPECT_EQ(delta[1], Json::parse(R"({"index": 0, "function": {"arguments": "{\"a\":"}})"));
+
+    const Choice thought{.text = "Hi", .finish_reason = "stop", .reasoning = "Hm"};
+    EXPECT_EQ(Json::parse(answer_text(head, {thought}, {}))["choices"][0]["message"],
+              Json::parse(R"({"role": "assistant", "content": "Hi", "refusal": null, "reasoning_content": "Hm"})"));
+    const std::string piece = stream_event(head, {.reasoning = "Hm"}, offsets, nullptr);
+    EXPECT_EQ(Json::parse(piece.substr(6))["choices"][0]["delta"], Json::parse(R"({"reasoning_content": "Hm"})"));
 }
 
 }  // namespace

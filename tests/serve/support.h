@@ -108,7 +108,7 @@ class FakeResponse final : public http::Response {
 };
 
 struct RunningOptions {
-    fs::path model = source_folder() / "examples/legal/base";
+    fs::path model = source_folder() / "examples/legal/base", tokenizer = model;
     int64_t rows = 8, context = 160;
     weights::AdapterSlots slots = {};
     serve::ServiceOptions service = {};
@@ -140,7 +140,7 @@ class RunningService {
         : options_(std::move(options)),
           file_(std::make_shared<const formats::WeightFile>(formats::WeightFile::open(options_.model.string()))),
           model_(load_model(options_.model, request_for(options_))),
-          tokenizer_(tokenizer::Tokenizer::load(source_folder() / "examples/legal/base")),
+          tokenizer_(tokenizer::Tokenizer::load(options_.tokenizer)),
           metrics_("base"),
           engine_(*model_.ctx, *model_.model,
                   {.decoder = {.rows = options_.rows, .prefill_tokens = 16},

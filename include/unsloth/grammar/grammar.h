@@ -23,14 +23,17 @@ struct Part {
         json_schema,  ///< a value of this schema, written as JSON
         json_object,  ///< any object
         regex,        ///< a text that matches as a whole
+        without,      ///< any text in which this one, which is not empty, does not occur
     };
     Kind kind = Kind::literal;
     std::string text = {};
 };
 
-/// begin, one of the alternatives (where it repeats: more of them with `between`), end.
+/// Any number of `lead`, each one of them, begin, one of the alternatives (where it repeats: more of them with
+/// `between`), end.
 struct Pattern {
     std::vector<std::vector<Part>> alternatives;
+    std::vector<std::vector<Part>> lead = {};
     std::string begin = {}, between = {}, end = {};
     bool repeats = false;
 

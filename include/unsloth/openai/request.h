@@ -68,6 +68,8 @@ struct AnswerRequest {
     std::shared_ptr<nlohmann::ordered_json> response;
 
     spec::Sampling sampling() const;
+    /// Whether the model decides about calls, and their arguments must fit nevertheless.
+    bool calls_strictly() const;
     /// The field that has the prompt.
     const char* prompt_field() const { return response ? "input" : is_chat ? "messages" : "prompt"; }
 };

@@ -40,6 +40,7 @@ struct Choice {
     std::string finish_reason;          ///< empty: it has not ended
     bool has_role = false;              ///< of chats: a stream's first piece
     std::vector<ToolDelta> calls = {};  ///< of chats
+    std::string reasoning = {};         ///< of chats: what the model wrote for itself before the text
 };
 
 /// Where a completion's tokens begin in its text, in characters, over the pieces of a stream.

@@ -10,12 +10,14 @@
 #include <vector>
 
 #include "unsloth/grammar/grammar.h"
+#include "unsloth/tokenizer/chat.h"
 
 namespace unsloth::openai {
 
 struct Tool {
     std::string name;
     std::string parameters;  ///< a JSON schema; empty: any object
+    bool strict = false;     ///< its arguments fit the schema also where the model decides about calls
 };
 
 /// OpenAI's tool_choice.
@@ -31,16 +33,26 @@ enum class ToolFormat : uint8_t {
     hermes,   ///< <tool_call>\n{"name": …, "arguments": …}\n</tool_call>, one or more: Hermes, Qwen
     llama3,   ///< {"name": …, "parameters": …}: Llama 3's JSON
     mistral,  ///< [TOOL_CALLS][{"name": …, "arguments": …}, …]
+    harmony,  ///< a message to functions.NAME, framed by tokens: gpt-oss (generate/harmony.h reads it)
 };
 inline constexpr const char* mistral_marker = "[TOOL_CALLS]";
+inline constexpr char mistral_byte = '\xFD';  ///< stands for it in patterns, where it is one token (harmony.h)
 
 /// A conversation with a call of a tool, and the format that a chat template's text of it shows; nullopt: another one.
 nlohmann::ordered_json conversation_with_call();
 std::optional<ToolFormat> tool_format_of(std::string_view rendered);
+/// The same of a template; nullopt also where it refuses such a conversation.
+std::optional<ToolFormat> tool_format_of(const tokenizer::ChatTemplate& chat);
 
-/// What a model must write for a choice that is_constrained(); Mistral's after the marker.
+/// What a model must write for a choice that is_constrained(); Mistral's after the marker, harmony's as framed() has
+/// it.
 grammar::Pattern tool_pattern(ToolFormat format, const std::vector<Tool>& tools, const ToolChoice& choice,
                               bool in_parallel);
+
+/// What a model may write that decides about calls itself: text, and calls whose arguments fit. `marker`: what begins
+/// Mistral's list, of one call. Not of harmony.
+grammar::Pattern strict_pattern(ToolFormat format, const std::vector<Tool>& tools, bool in_parallel,
+                                const std::string& marker);
 
 /// A call, or a piece of one.
 struct ToolDelta {
@@ -49,7 +61,7 @@ struct ToolDelta {
     std::string arguments;  ///< JSON, as the model writes it
 };
 
-/// Reads calls from a text that comes in pieces. What is no call is content.
+/// Reads calls from a text that comes in pieces, but for harmony's. What is no call is content.
 class ToolCallReader {
   public:
     /// `new_id` makes the calls' ids. Beyond `most` calls none is reported.

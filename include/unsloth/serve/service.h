@@ -64,6 +64,7 @@ class AnswerWriter;
 class Constraints;
 class PromptReader;
 struct Call;
+struct ToolReading;
 
 /// Answers requests as long as it lives; it outlives the server that has its handler. The engine's end comes first.
 class Service {
@@ -118,7 +119,7 @@ class Service {
     static openai::AnswerHead head_of(const Prepared& prepared);
     void start(Prepared prepared, std::unique_ptr<AnswerWriter> writer, http::Response& response);
     void answer(const Call& call, openai::AnswerRequest request);
-    openai::ToolFormat tool_format();
+    std::optional<ToolReading> reading(const openai::AnswerRequest& request) const;
     struct Constrained;
     Constrained constrain(const openai::AnswerRequest& request);
     void require_adapter_routes() const;
@@ -132,9 +133,7 @@ class Service {
     ServiceOptions options_;
     std::unique_ptr<const PromptReader> reader_;
     std::unique_ptr<Constraints> constraints_;
-    std::once_flag tool_format_asked_;
-    std::optional<openai::ToolFormat> tool_format_;  ///< that the chat template shows, once asked
-    std::string template_;                           ///< of tokenizer_info; empty: the tokenizer has none
+    std::string template_;  ///< of tokenizer_info; empty: the tokenizer has none
     int64_t created_;
     std::unique_ptr<Rpc> rpc_;
     Workers workers_;  ///< the last member: its work uses the others
