@@ -49,7 +49,7 @@ std::map<int64_t, Json> joined(const std::vector<Json>& events) {
     std::map<int64_t, Json> all;
     for (const Json& event : events) {
         const Json& piece = event["choices"][0];
-        Json& message = all[piece["index"].get<int64_t>()];
+        Json& message = all.try_emplace(piece["index"].get<int64_t>(), Json::object()).first->second;
         for (const char* key : {"content", "reasoning_content"})
             if (const Json text = piece["delta"].value(key, Json()); text.is_string() && text != "")
                 message[key] = message.value(key, "") + text.get<std::string>();
