@@ -107,7 +107,7 @@ struct Reading {
         const bool talks = !request.raw && !encoder.raw();
         if (talks && openai::tool_format_of(encoder.chat_template()) == openai::ToolFormat::harmony)
             harmony = generate::HarmonyTokens::of(tokenizer);
-        if (harmony) stops.insert(stops.end(), harmony->stops.begin(), harmony->stops.end());
+        if (harmony) harmony->set_stops(stops);
     }
 };
 

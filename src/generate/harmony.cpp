@@ -31,6 +31,12 @@ std::optional<HarmonyTokens> HarmonyTokens::of(const tokenizer::Tokenizer& token
     return made;
 }
 
+void HarmonyTokens::set_stops(std::vector<int32_t>& ids) const {
+    std::erase(ids, end);
+    for (const int32_t id : stops)
+        if (std::ranges::find(ids, id) == ids.end()) ids.push_back(id);
+}
+
 HarmonyReader::HarmonyReader(tokenizer::Tokenizer tokenizer, HarmonyTokens tokens, std::vector<std::string> stops)
     : tokenizer_(std::move(tokenizer)), tokens_(std::move(tokens)), stops_(std::move(stops)) {}
 

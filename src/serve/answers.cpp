@@ -201,7 +201,7 @@ Service::Prepared Service::prepare(AnswerRequest request, const std::string& cli
     common.prompt_logprobs = request.echo && request.logprobs.has_value();
     if (!request.ignore_eos) common.stop_ids = options_.stop_ids;
     if (!request.ignore_eos && constrained.tools && constrained.tools->harmony)
-        std::ranges::copy(constrained.tools->harmony->stops, std::back_inserter(common.stop_ids));
+        constrained.tools->harmony->set_stops(common.stop_ids);
     common.stop_ids.insert(common.stop_ids.end(), request.stop_token_ids.begin(), request.stop_token_ids.end());
     for (std::size_t i = 0; i < prompts.size(); ++i) {
         common.prompt = prompts[i].ids;

@@ -125,7 +125,11 @@ TEST_F(HarmonyTest, AnswersAreTheirFinalMessages) {
 
 TEST_F(HarmonyTest, OtherTokenizersHaveNone) {
     EXPECT_FALSE(HarmonyTokens::of(tokenizer::Tokenizer::load(source_folder() / "examples/legal/base")));
-    EXPECT_EQ(HarmonyTokens::of(tokenizer_)->stops.size(), 2U);
+    const HarmonyTokens tokens = *HarmonyTokens::of(tokenizer_);
+    EXPECT_EQ(tokens.stops.size(), 2U);
+    std::vector<int32_t> stops = {tokens.end, tokens.stops.front()};
+    tokens.set_stops(stops);
+    EXPECT_EQ(stops, tokens.stops);
 }
 
 }  // namespace

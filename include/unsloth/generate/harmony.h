@@ -20,6 +20,8 @@ struct HarmonyTokens {
 
     /// nullopt where the tokenizer lacks one of the tokens that frame messages.
     static std::optional<HarmonyTokens> of(const tokenizer::Tokenizer& tokenizer);
+    /// Adds `stops` to a model's, and takes <|end|> out: it ends a message, and another may follow.
+    void set_stops(std::vector<int32_t>& ids) const;
 };
 
 /// A message's text, or more of it.
