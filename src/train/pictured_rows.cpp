@@ -38,7 +38,7 @@ nlohmann::ordered_json picture_of(const data::Sample& row, const tokenizer::Toke
 
 std::string pictured_rows(const data::Dataset& rows, const session::OpenedModel& opened) {
     std::string lines;
-    const session::Sight sight(opened);
+    const session::Sight sight(opened, 0);  // the rows' pixels are as the run has them
     const tokenizer::Tokenizer tokenizer = opened.tokenizer();
     std::size_t count = 0;
     for (int64_t i = 0; i < rows.size() && count < most_rows; ++i) {
