@@ -7,7 +7,8 @@
 #include "unsloth/core/error.h"
 #include "unsloth/core/utf8.h"
 #include "unsloth/data/show.h"
-#include "unsloth/session/sight.h"
+#include "unsloth/data/thumbnail.h"
+#include "unsloth/data/vision.h"
 
 namespace unsloth::train {
 namespace {
@@ -38,7 +39,7 @@ nlohmann::ordered_json picture_of(const data::Sample& row, const tokenizer::Toke
 
 std::string pictured_rows(const data::Dataset& rows, const session::OpenedModel& opened) {
     std::string lines;
-    const session::Sight sight(opened, /*image_max_pixels=*/0);
+    const auto vision = data::read_vision_rows(opened.file->checkpoint.folder());
     const tokenizer::Tokenizer tokenizer = opened.tokenizer();
     std::size_t count = 0;
     for (int64_t i = 0; i < rows.size() && count < most_rows; ++i) {
@@ -48,7 +49,8 @@ std::string pictured_rows(const data::Dataset& rows, const session::OpenedModel&
         std::vector<std::string> urls;
         try {
             rows.load_pixels(row);
-            urls = sight.thumbnails(row[0].images, most_images);
+            for (std::size_t k = 0; k < std::min(row[0].images.size(), most_images); ++k)
+                urls.push_back(data::thumbnail_of(row[0].images[k], *vision));
         } catch (const Error&) {
             urls.clear();
         }
