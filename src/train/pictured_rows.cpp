@@ -8,7 +8,6 @@
 #include "unsloth/core/utf8.h"
 #include "unsloth/data/show.h"
 #include "unsloth/data/thumbnail.h"
-#include "unsloth/data/vision.h"
 
 namespace unsloth::train {
 namespace {
@@ -39,7 +38,6 @@ nlohmann::ordered_json picture_of(const data::Sample& row, const tokenizer::Toke
 
 std::string pictured_rows(const data::Dataset& rows, const session::OpenedModel& opened) {
     std::string lines;
-    const auto vision = data::read_vision_rows(opened.file->checkpoint.folder());
     const tokenizer::Tokenizer tokenizer = opened.tokenizer();
     std::size_t count = 0;
     for (int64_t i = 0; i < rows.size() && count < most_rows; ++i) {
@@ -50,7 +48,7 @@ std::string pictured_rows(const data::Dataset& rows, const session::OpenedModel&
         try {
             rows.load_pixels(row);
             for (std::size_t k = 0; k < std::min(row[0].images.size(), most_images); ++k)
-                urls.push_back(data::thumbnail_of(row[0].images[k], *vision));
+                urls.push_back(data::thumbnail_of(row[0].images[k], rows.vision()));
         } catch (const Error&) {
             urls.clear();
         }
