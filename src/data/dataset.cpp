@@ -112,6 +112,11 @@ Dataset Dataset::from_samples(const std::vector<Sample>& samples) {
     return Dataset(std::make_shared<Store>(std::move(rows)), stats);
 }
 
+const VisionRows& Dataset::vision() const {
+    UNSLOTH_CHECK(store_->vision != nullptr, "rows without images");
+    return *store_->vision;
+}
+
 void Dataset::load_pixels(std::vector<Sample>& rows) const {
     if (store_->vision) data::load_pixels(rows, *store_->vision, kept_.get());
 }

@@ -7,7 +7,7 @@
 #include "unsloth/core/error.h"
 #include "unsloth/core/utf8.h"
 #include "unsloth/data/show.h"
-#include "unsloth/session/sight.h"
+#include "unsloth/data/thumbnail.h"
 
 namespace unsloth::train {
 namespace {
@@ -38,7 +38,6 @@ nlohmann::ordered_json picture_of(const data::Sample& row, const tokenizer::Toke
 
 std::string pictured_rows(const data::Dataset& rows, const session::OpenedModel& opened) {
     std::string lines;
-    const session::Sight sight(opened);
     const tokenizer::Tokenizer tokenizer = opened.tokenizer();
     std::size_t count = 0;
     for (int64_t i = 0; i < rows.size() && count < most_rows; ++i) {
@@ -48,7 +47,8 @@ std::string pictured_rows(const data::Dataset& rows, const session::OpenedModel&
         std::vector<std::string> urls;
         try {
             rows.load_pixels(row);
-            urls = sight.thumbnails(row[0].images, most_images);
+            for (std::size_t k = 0; k < std::min(row[0].images.size(), most_images); ++k)
+                urls.push_back(data::thumbnail_of(row[0].images[k], rows.vision()));
         } catch (const Error&) {
             urls.clear();
         }

@@ -79,6 +79,8 @@ class Dataset {
     Sample sample(int64_t i) const;  ///< images have no pixels
     /// Whose images need not be decoded from now on, by this data set, copies and subsets of it; nullptr: all must.
     void set_kept(std::shared_ptr<const KeptImages> kept) { kept_ = std::move(kept); }
+    /// How a model sees their images. CheckError where no row has one.
+    const VisionRows& vision() const;
     /// Decodes the images of samples of this data set, see data/vision.h.
     void load_pixels(std::vector<Sample>& rows) const;
     int64_t row(int64_t i) const;      ///< id: the row's number over all files of all sources
