@@ -206,10 +206,10 @@ Json input_messages(const Json& value, const std::string& name, const ParseOptio
             messages.push_back({{"role", message.value("role", Json())}});
             if (!message.contains("content")) continue;
             const Json& content = message["content"];
-            const bool shows = options.sees_images && content.is_array() && std::ranges::any_of(content, is_input_image);
-            messages.back()["content"] =
-                shows ? chat_parts(content, where + ".content", options)
-                      : Json(joined_text(content, where + ".content", options));
+            const bool shows =
+                options.sees_images && content.is_array() && std::ranges::any_of(content, is_input_image);
+            messages.back()["content"] = shows ? chat_parts(content, where + ".content", options)
+                                               : Json(joined_text(content, where + ".content", options));
         }
     } else {
         refuse_type(name, "a string or a list of messages", value);

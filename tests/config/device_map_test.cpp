@@ -109,7 +109,7 @@ TEST(DeviceMap, SaysHowManyProcessesARunBecomes) {
 
 TEST(DeviceMap, SaysWhatIsWrong) {
     EXPECT_EQ(mistake(R"({"model.layers.0-3": "cpu"})"), "");
-    EXPECT_CONTAINS(mistake(R"({"": 0, "model.layers.3": 1, "model.layers.2": "cpu"})"), "does not lie on a GPU");
+    EXPECT_CONTAINS(mistake(R"({"": 0, "model.layers.3": 1, "model.layers.2": "cpu"})"), "is not on a GPU");
     EXPECT_CONTAINS(mistake(R"({"": 0, "model.layers.3": 2})"), "Number them 0 to 1");
     EXPECT_CONTAINS(mistake(R"({"": 2})", 1), "the run's is 1");
     EXPECT_EQ(mistake(R"({"": 0})", 1), "") << "0 is each process' own";
@@ -122,7 +122,7 @@ TEST(DeviceMap, SaysWhatIsWrong) {
     EXPECT_CONTAINS(mistake(R"({"": "tpu"})"), "no place");
     EXPECT_CONTAINS(mistake(R"({"": -1})"), "no place");
     EXPECT_CONTAINS(mistake(R"({"": 0, "lm_head": "cpu"})"), "'lm_head' can lie on the GPU alone");
-    EXPECT_CONTAINS(mistake(R"({"": 0, "model.embed_tokens": "disk"})"), "cannot lie on the disk");
+    EXPECT_CONTAINS(mistake(R"({"": 0, "model.embed_tokens": "disk"})"), "cannot be on the disk");
     EXPECT_CONTAINS(mistake("{}"), "empty object");
 }
 
@@ -167,7 +167,7 @@ TEST(DeviceMap, AsAnOption) {
         EXPECT_CONTAINS(flag_error({"--device_map", other}), "on another GPU, --hardware.device cuda:1; on the CPU, ")
             << other;
     EXPECT_CONTAINS(flag_error({"--device_map", R"({"": 0, "model.layers.0": 1, "model.layers.1": "cpu"})"}),
-                    "does not lie on a GPU");
+                    "is not on a GPU");
     EXPECT_CONTAINS(flag_error({"--max_memory", R"({"cpu": "none"})"}), "expected a size");
     EXPECT_EQ(load_text(R"({"model": {"device_map": null}})").config.model.device_map, R"("auto")");
     EXPECT_EQ(load_text(R"({"model": {"device_map": {"": "disk"}}})").config.model.device_map, R"({"":"disk"})");

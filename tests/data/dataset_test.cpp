@@ -169,7 +169,7 @@ TEST(Dataset, RowsWithAllLabelsMaskedAreRefusedWithCountAndLines) {
     EXPECT_EQ(data.size(), 93);
     EXPECT_EQ(data.stats().masked_rows, 7);
     EXPECT_EQ(data.stats().bad_rows, 0);
-    toy::expect_contains(log, {"left out 7 of 100 rows whose labels are all masked", "a.jsonl:4"});
+    toy::expect_contains(log, {"omitted 7 of 100 rows whose labels are all masked", "a.jsonl:4"});
 
     options = {};
     options.keep_all_masked = true;

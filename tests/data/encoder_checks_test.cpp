@@ -174,7 +174,7 @@ TEST(TokenizerEncoder, DoubtsAreCountedAndSaidWithTheirRows) {
     toy::expect_contains(warnings("auto", R"({"text": "a<|end_of_text|><|end_of_text|>"})", tokenizer),
                          {"ends with the same token twice (<|end_of_text|>"});
     toy::expect_contains(warnings("auto", R"({"prompt": "q", "completion": "a", "system": "s"})", tokenizer),
-                         {"have a column \"system\" beside a text"});
+                         {"have a column \"system\" together with a text"});
 }
 
 TEST(TokenizerEncoder, AnAnswerThatSharesATokenWithItsPromptIsWarnedOf) {

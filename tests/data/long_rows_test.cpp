@@ -93,7 +93,7 @@ TEST(LongRows, PlainTextIsSplitAndOtherRowsAreCutUnlessToldOtherwise) {
     const std::string log = toy::logged([&] { data = Dataset::load(text, options, &toy::encoder); });
     EXPECT_EQ(data.size(), 1);
     EXPECT_EQ(data.stats().long_rows, 1);
-    toy::expect_contains(log, {"left out 1 of 2 rows of more than 8 tokens", "a.txt:1"});
+    toy::expect_contains(log, {"omitted 1 of 2 rows of more than 8 tokens", "a.txt:1"});
     toy::expect_contains(toy::message_of("data.no-usable-rows", [&] { Dataset::load(alpaca, options, &toy::encoder); }),
                          {"none of its 1 rows can be used", "1 too long"});
 }

@@ -239,7 +239,8 @@ TEST(JsonArray, SyntaxErrors) {
     toy::expect_contains(reader_refusal(folder.write("a.json", "[{}\n{}]")), {"a.json:2", "expected a comma"});
     toy::expect_contains(reader_refusal(folder.write("a.json", "[{},]")),
                          {"a.json:1", "comma stands before the closing bracket"});
-    toy::expect_contains(reader_refusal(folder.write("a.json", "[{}] []")), {"a.json:1", "behind the closing bracket"});
+    toy::expect_contains(reader_refusal(folder.write("a.json", "[{}] []")),
+                         {"a.json:1", "follows the closing bracket"});
     toy::expect_contains(bad_row(folder.write("a.json", "[1, 2]")), {"expected a JSON object, found a number"});
     toy::expect_contains(bad_row(folder.write("a.json", "[{\"a\": tru}]")), {"not valid JSON"});
 }

@@ -169,7 +169,7 @@ class Data(EndToEnd):
         )
         warnings = "\n".join(self.report(rows, "--data.template", "alpaca")["warnings"])
         for words, line in (
-            ('1 of 3 rows have a column "system" beside a text', 1),
+            ('1 of 3 rows have a column "system" together with a text', 1),
             ("1 of 3 rows have a prompt and an answer that are texts, so that data.template alpaca is not applied", 1),
             ("1 of 3 rows have messages with reasoning (reasoning_content, thinking or reasoning)", 3),
         ):

@@ -88,7 +88,7 @@ class Machine(Launching):
         self.assertEqual(done.returncode, RUNTIME)
         self.assertRegex(
             done.stdout,
-            r"BROKEN +engine +the engine .*libunsloth_engine\.so is missing\n +-> It lies beside the executable",
+            r"BROKEN +engine +the engine .*libunsloth_engine\.so is missing\n +-> It lies next to the executable",
         )
 
     def test_a_folder_that_cannot_be_written_is_broken(self):

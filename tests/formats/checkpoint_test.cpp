@@ -80,7 +80,7 @@ TEST(Checkpoint, RefusesBadShards) {
     refuse({{"c", "pytorch_model-1.bin"}}, {"weight_map.c", "no .safetensors file", "pickle"});
     refuse({{"c", std::string(300, 'x') + ".safetensors"}}, {"missing"});
     refuse({{"c", 3}}, {"weight_map.c"});
-    refuse({{"b", "model-2.safetensors"}}, {"'b'", "should lie in model-2.safetensors", "lies in model-1.safetensors"});
+    refuse({{"b", "model-2.safetensors"}}, {"'b'", "should be in model-2.safetensors", "lies in model-1.safetensors"});
     refuse({{"d", "model-1.safetensors"}}, {"'d'", "is in no shard"});
     write_shards(folder.path(), right_map);
     write_safetensors(folder / "model-2.safetensors", {blob("c", "three"), blob("a", "again")});

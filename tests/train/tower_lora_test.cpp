@@ -64,13 +64,22 @@ TEST_P(TowerLoraTest, TrainsAsTheReference) {
 
 /// PEFT's list names ends of paths in the whole model, the tower's too: the same adapter as its expression.
 TEST_P(TowerLoraTest, ListsNameLinearsOfTheTower) {
-    const bool fused = family == "qwen3_vl";
-    nlohmann::json names = {"q_proj", "v_proj", "attn.qkv", "attn.proj"};
-    if (fused) names.insert(names.end(), {"linear_fc1", "linear_fc2"});
-    if (!fused) names.insert(names.end(), {"merger.mlp.0", "mlp.2"});
-    for (int64_t block = 0; !fused && block < file()->spec.vision->depth; ++block)
-        for (const char* const part : {"gate_proj", "up_proj", "down_proj"})
-            names.push_back(cat("visual.blocks.", block, ".mlp.", part));
+    const spec::VisionSpec vision = file()->spec.vision.value();
+    nlohmann::json names = {"q_proj", "v_proj"};
+    const auto add_blocks = [&](const std::string& stack, int64_t blocks, std::initializer_list<const char*> parts) {
+        for (int64_t block = 0; block < blocks; ++block)
+            for (const char* const part : parts) names.push_back(cat(stack, ".", block, ".", part));
+    };
+    if (tiled()) {
+        names.insert(names.end(), {"fc1", "fc2", "multi_modal_projector"});
+        add_blocks("transformer.layers", vision.depth, {"self_attn.k_proj", "self_attn.o_proj"});
+        add_blocks("global_transformer.layers", vision.tiles->global_depth, {"self_attn.k_proj", "self_attn.o_proj"});
+    } else if (family == "qwen3_vl") {
+        names.insert(names.end(), {"attn.qkv", "attn.proj", "linear_fc1", "linear_fc2"});
+    } else {
+        names.insert(names.end(), {"attn.qkv", "attn.proj", "merger.mlp.0", "mlp.2"});
+        add_blocks("visual.blocks", vision.depth, {"mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"});
+    }
     const ScratchFolder folder;
     fs::copy(unpacked(lora), folder.path());
     fs::copy(unpacked(lora / "initial"), folder / "initial");
@@ -278,7 +287,7 @@ TEST_P(TowerLoraTest, RefusesWhatDoesNotGoWithIt) {
     request.sharding = {.level = weights::Sharding::parameters, .share = {0, 2}};
     expect_refused("option.unsupported", "distributed.zero_stage 3", request);
     request = asked();
-    request.lora->target_modules = {"attn.qkv"};
+    request.lora->target_modules = {tiled() ? "fc1" : "attn.qkv"};
     request.lora->tower = spec::TowerTargets::named;
     expect_refused("adapter.unsupported", "language model", request);
     request = asked();
