@@ -1,4 +1,4 @@
-// What some of the run's processes do in common with tensors.
+// Collectives and point-to-point messages between some of the run's processes.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,7 +11,7 @@
 
 namespace unsloth::comm {
 
-/// What goes on beside the current stream's work.
+/// An operation that runs concurrently with the current stream's work.
 class Message {
   public:
     virtual ~Message() = default;
@@ -43,8 +43,8 @@ class Communicator {
     /// fp32 or bf16: becomes the sum over the members, with the same bits on each; on the CPU it is added up in fp32 in
     /// the order of the ranks and rounded once.
     virtual void all_reduce(const at::Tensor& sum, const std::string& what) = 0;
-    /// The same beside the current stream's work: `after` is called with another stream as LibTorch's current one, and
-    /// makes it wait for what must be done before. The current stream sees the sums after join(). On the CPU it is
+    /// The same, concurrent with the current stream's work. `after` is called with another stream as LibTorch's current
+    /// one, and makes it wait for the inputs. The current stream sees the sums after join(). On the CPU it is
     /// all_reduce().
     virtual void all_reduce_beside(const at::Tensor& sum, const std::function<void()>& after,
                                    const std::string& what) = 0;
@@ -62,13 +62,13 @@ class Communicator {
     /// Any type, between two members; called by these two. A send may wait for its receive.
     virtual void send(const at::Tensor& values, int to, const std::string& what) = 0;
     virtual void receive(const at::Tensor& values, int from, const std::string& what) = 0;
-    /// As send(), after the current stream's work so far and beside what follows; the values stay as they are until it
-    /// is done. Messages to one member are received in the order in which they were sent. A communicator that sends so
-    /// is used for nothing else by this process meanwhile.
+    /// As send(), after the current stream's work so far and concurrent with what follows. The values must not change
+    /// until it is done. Messages to one member are received in the order in which they were sent. While such sends
+    /// run, this process uses the communicator for nothing else.
     virtual std::unique_ptr<Message> send_beside(const at::Tensor& values, int to, const std::string& what) = 0;
 
   protected:
-    /// `rank`: this process' place among `ranks`; `name`: what they have in common.
+    /// `rank`: this process' index in `ranks`; `name`: of the group that they form.
     Communicator(int rank, std::vector<int> ranks, const std::string& name);
     /// "the gradients of step 3 (all-reduce, dp of ranks 0, 2)": what messages call it.
     std::string title(const std::string& what, const char* operation) const;

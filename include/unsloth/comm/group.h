@@ -1,4 +1,4 @@
-// The processes that train together, and what they do in common.
+// The processes that train together, and their collectives.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,10 +14,10 @@
 
 namespace unsloth::comm {
 
-/// All processes of the run. Collectives are called by all ranks in the same order, each by one thread at a time. A
-/// rank that does not come within the group's timeout, though it says of nothing that it is busy with it, ends the
-/// others with a runtime Error that names it, where that can be told, and what was waited for; one that ends, or is
-/// stopped, within 15 s of that.
+/// All processes of the run. All ranks call collectives in the same order, each from one thread at a time. A rank that
+/// misses the group's timeout, and has not reported that it is busy, ends the others with a runtime Error. The Error
+/// names that rank, where it can be identified, and what was waited for. A rank that ends, or is stopped, ends the
+/// others within 15 s of that.
 class Group {
   public:
     virtual ~Group() = default;
@@ -42,7 +42,7 @@ class Group {
     }
     void join() { all().join(); }
 
-    /// The ranks of this machine (of this host name), in order, and where this one stands among them.
+    /// The ranks of this machine (of this host name), in order, and this rank's index among them.
     const std::vector<int>& ranks_here() const { return ranks_here_; }
     int place_here() const { return place_here_; }
     /// Becomes what it is on the rank of this machine at place `root`; ranks of other machines do as they like.
@@ -94,8 +94,8 @@ class LongOperation {
     std::string before_;
 };
 
-/// Meets the other ranks at the store that rank 0 serves and makes the group: NCCL for a CUDA device; on the CPU memory
-/// that the ranks of a machine share, or where they are of several the store itself. nullptr when alone. runtime Error
+/// Meets the other ranks at rank 0's store and makes the group: NCCL for a CUDA device; on the CPU memory that the
+/// ranks of a machine share, or the store itself where they are of several machines. nullptr when alone. runtime Error
 /// when the ranks do not meet within five times `timeout`.
 std::unique_ptr<Group> make_group(const LaunchEnvironment& environment, at::Device device,
                                   std::chrono::seconds timeout);

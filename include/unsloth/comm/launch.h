@@ -1,4 +1,4 @@
-// Where this process stands among those that train together, as launchers say it in the environment.
+// This process' rank among those that train together, as launchers set it in the environment.
 #pragma once
 
 #include <functional>
@@ -14,13 +14,13 @@ struct LaunchEnvironment {
     int local_rank = 0, local_world_size = 1;  ///< on this machine
     std::string master_address;                ///< of the store that all meet at; empty when alone
     int master_port = 0;
-    bool agent_hosts_store = false;  ///< torchrun's agent serves the store, rank 0 is a client like the others
+    bool agent_hosts_store = false;  ///< torchrun's agent hosts the store, rank 0 is a client like the others
     std::string launcher = "none";   ///< "torchrun", "srun", "mpirun", "RANK and WORLD_SIZE": for the log
     int restarts = 0;                ///< torchrun's count of elastic restarts
     bool one_machine = false;        ///< all ranks are on this one, as the launcher says
     std::string secret;              ///< of the run, known to its ranks alone; empty: none
     int store_fd = -1;     ///< unsloth-train launch gives rank 0 the socket to serve the store at; -1: it makes one
-    int launcher_fd = -1;  ///< where tell_launcher() writes; -1: nobody listens
+    int launcher_fd = -1;  ///< where tell_launcher() writes; -1: there is no listener
     bool owns_process = false;  ///< the process is this rank's alone: it ends when the rank cannot continue
     bool alone() const { return world_size == 1; }
 };
@@ -38,7 +38,7 @@ LaunchEnvironment read_launch_environment(const GetEnvironment& get);
 LaunchEnvironment read_launch_environment();
 
 /// A line for unsloth-train launch, where it started this rank: "step" once the first step is done, "lost N" when rank
-/// N gives no sign of life. Never fails.
+/// N sends no heartbeat. Never fails.
 void tell_launcher(const LaunchEnvironment& environment, const std::string& line) noexcept;
 
 /// Sets NCCL's environment variables for this process, before the group is made: {"SOCKET_IFNAME", "eth0"} and

@@ -25,7 +25,7 @@ MeshShape mesh_shape(int processes, int64_t tp, int64_t pp, int64_t cp);
 /// pipeline those of the rank that has most. `ring` as for Mesh.
 std::vector<int> communicator_sizes(const MeshShape& shape, bool ring = false);
 
-/// Where a rank stands on each axis. Neighbours in rank are neighbours in tp, then in cp, then in dp, then in pp: what
+/// A rank's coordinate on each axis. Neighbours in rank are neighbours in tp, then in cp, then in dp, then in pp: what
 /// talks most is nearest.
 MeshShape coordinates(const MeshShape& shape, int rank);
 

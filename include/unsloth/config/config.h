@@ -36,7 +36,7 @@ enum class InvalidUtf8 { refuse, replace };
 /// What becomes of a row of more than max_seq_length tokens; `automatic` splits plain text and cuts what else there is.
 enum class LongRows { automatic, truncate, split, drop };
 enum class Optimizer { adamw_torch, adamw_8bit };
-/// What an evaluation judges generated answers by, beside the loss.
+/// What an evaluation judges generated answers by, in addition to the loss.
 enum class AnswerMetric { none, exact_match, regex };
 /// The model that preferences are measured against: the base without adapters, or what was there at the start.
 enum class Reference { base, initial };
@@ -65,7 +65,7 @@ enum class KeptInputs { automatic, same, fp8 };
 enum class ImageFeatures { automatic, keep, recompute };
 /// Which tokens of a prompt longer than preference.max_prompt_length stay.
 enum class TruncationMode { keep_end, keep_start };
-/// Whether 4-bit weights are expanded once for the whole run; `automatic`: when there is room.
+/// Whether 4-bit weights are dequantized once for the whole run; `automatic`: when there is room.
 enum class WeightCache { automatic, off, on };
 /// The names of transformers' SchedulerType, in lower case.
 enum class Schedule {
@@ -128,7 +128,7 @@ struct DataSource {
     std::string split;             ///< as config/split.h reads it; names are those of files; empty: see data/source.h
     std::vector<std::pair<std::string, std::string>> columns;  ///< {name here, name in the file}
     std::string template_name;                                 ///< JSON key: template; empty: data.template
-    int64_t max_samples = 0;                                   ///< only so many rows, from its beginning; 0: all
+    int64_t max_samples = 0;                                   ///< at most this many rows, from its beginning; 0: all
 };
 
 struct DataOptions {
@@ -147,7 +147,7 @@ struct DataOptions {
     InvalidUtf8 invalid_utf8 = InvalidUtf8::refuse;
     std::string image_root;        ///< folder that paths of images are relative to; empty: that of their rows' file
     int64_t image_max_pixels = 0;  ///< larger images are made smaller before the model's processor; 0: none is
-    int64_t min_length = 0;        ///< rows of fewer tokens are left out
+    int64_t min_length = 0;        ///< rows of fewer tokens are dropped
     bool train_on_prompt = false;
     bool train_on_last_turn_only = false;
     bool shuffle = true;
@@ -324,7 +324,7 @@ struct LoggingOptions {
     std::string profile;  ///< Chrome trace of one step; empty: none
 };
 
-/// Where a rank's fp32 parameters and moments lie, and are updated.
+/// The memory where a rank's fp32 parameters and moments are stored, and updated.
 enum class OptimizerPlace { device, cpu };
 /// The order in which a pipeline's stages take micro-batches.
 enum class PipelineSchedule { one_forward_one_backward, interleaved };

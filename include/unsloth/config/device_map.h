@@ -1,4 +1,4 @@
-// model.device_map and model.max_memory: where the model's parts lie, and how much of each memory they may take.
+// model.device_map and model.max_memory: where the model's parts are stored, and how much of each memory they may take.
 #pragma once
 
 #include <cstdint>

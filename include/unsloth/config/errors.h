@@ -28,7 +28,7 @@ class Errors {
         }
     }
 
-    /// The same for a check of what `options` say together. It is left out when one of them is in doubt: what it would
+    /// The same for a check of what `options` say together. It is skipped when one of them is in doubt: what it would
     /// find may follow from an error that is reported already.
     template <class Work>
     void check(const Names& options, const Work& work) {

@@ -17,7 +17,7 @@ namespace unsloth::config {
 /// depends on the command and is not checked here.
 LoadedConfig load_config(const std::optional<std::filesystem::path>& file, const std::vector<std::string>& flags);
 
-/// Options to take from another configuration where nobody gave them here, nor any of `unless`.
+/// Options to take from another configuration where they are not set here, nor any of `unless`.
 struct OptionsToTake {
     std::vector<std::string> options, unless;  ///< full names
 };
@@ -28,7 +28,7 @@ OptionsToTake base_precision();
 /// The file of a run's whole configuration in its output_dir and in its checkpoints.
 inline constexpr const char* run_config_file = "run_config.json";
 
-/// usage Error for what the sizes of `distributed` do not go with, as load_config() has it: where they changed since.
+/// usage Error for what the sizes of `distributed` do not allow, as load_config() has it: where they changed since.
 void require_distributed(const Config& config);
 
 /// The whole configuration as indented JSON that load_config reads back to the same values; ends in a newline.

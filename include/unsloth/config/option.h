@@ -43,7 +43,7 @@ struct Range {
     bool exclusive_minimum = false, exclusive_maximum = false;
 };
 
-/// Another name. With `when_true` it is a boolean whose `true` stands for that value (bf16 for dtype).
+/// Another name. With `when_true` it is a boolean whose `true` means that value (bf16 for dtype).
 struct Alias {
     std::string section, key;
     std::optional<Json> when_true;
@@ -51,10 +51,10 @@ struct Alias {
     std::string full_name() const { return section.empty() ? key : section + "." + key; }
 };
 
-/// A value that other programs' users write, and the one it stands for.
+/// A value that other programs' users write, and the one it means.
 struct Synonym {
     Json written, meant;
-    std::string note;  ///< told to the user when it is used; may be empty
+    std::string note;  ///< shown to the user when it is used; may be empty
 };
 
 /// `get` and `set` are bound to one object's field, which must outlive the option. `set` expects a checked value.
@@ -71,14 +71,14 @@ struct Option {
     std::vector<Alias> aliases;
     std::string former;  ///< its key before it was renamed; empty: it was not
     std::vector<Synonym> synonyms;
-    std::string remedy;  ///< told with the refusal of a value
+    std::string remedy;  ///< shown with the refusal of a value
     /// Values of other programs that mean something else than any choice, each with what to do instead.
     std::vector<std::pair<std::string, std::string>> foreign_values;
     std::vector<std::string> other_names;  ///< names from other programs; only suggested, never accepted
     bool accepts_number_as_text = false;
     bool flag_needs_no_value = false;  ///< `--key` alone means true
     bool adds_to_list = false;         ///< a flag that is given again adds to what is there
-    bool one_text = false;             ///< of a text_list: a flag's text that is no JSON list is one text, as it stands
+    bool one_text = false;             ///< of a text_list: a flag's text that is no JSON list is one text, unchanged
     bool positional = false;
     /// Which arguments that are no flags are this option's value; null: none.
     bool (*is_named_by)(const std::string& argument) = nullptr;
@@ -102,9 +102,9 @@ struct Option {
     /// "section.key", or "key" for a command's own option.
     std::string full_name() const { return section.empty() ? key : section + "." + key; }
     bool is_map() const;
-    /// Whether null is a value of it, or stands for one.
+    /// Whether null is a value of it, or means one.
     bool takes_null() const;
-    /// Whether null stands for another value than the default.
+    /// Whether null means another value than the default.
     bool null_changes_it() const;
     bool is_list() const { return type == OptionType::text_list || type == OptionType::integer_list; }
 

@@ -55,7 +55,7 @@ class OptionSet {
     /// A list or an object, kept as its JSON text; "null" where it is nullable and absent.
     Option& add_json(std::string key, std::string& json, std::string help);
 
-    /// A list of objects; `declare` declares the keys of one. A string in the list stands for an object with that value
+    /// A list of objects; `declare` declares the keys of one. A string in the list means an object with that value
     /// of the first key.
     template <class Element>
     Option& add_list(std::string key, std::vector<Element>& field, void (*declare)(OptionSet&, Element&),

@@ -12,7 +12,7 @@
 
 namespace unsloth::config {
 
-/// What was set by whom, what is to be told, and what was wrong.
+/// What was set by whom, what the user must be shown, and what was wrong.
 struct ParseRecord {
     std::set<std::string> given;  ///< full names
     std::vector<std::string> notes;

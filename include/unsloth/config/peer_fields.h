@@ -12,8 +12,8 @@
 namespace unsloth::config {
 
 struct PeerField {
-    std::string section, key;  ///< where it stands in our files; it is known in every section
-    std::string note;          ///< told when it is taken without effect; empty: nothing
+    std::string section, key;  ///< its place in our files; it is known in every section
+    std::string note;          ///< shown when it is taken without effect; empty: nothing
     bool takes_any = false;    ///< every value is taken without effect
     std::vector<Json> taken;   ///< or these are: what the program does anyway
     std::string option;        ///< full name of the option that it means
@@ -28,7 +28,7 @@ struct PeerField {
         Json meant;
     };
     std::vector<Elsewhere> elsewhere;
-    bool aside = false;  ///< what is refused changes nothing that is learnt
+    bool aside = false;  ///< what is refused does not change what is learned
 };
 
 const std::vector<PeerField>& peer_fields();
@@ -39,13 +39,13 @@ const PeerField* find_peer_field(const std::string& name);
 /// What becomes of a value of a field.
 struct Taken {
     std::optional<std::pair<std::string, Json>> meaning;  ///< the option's full name and value; nothing: no effect
-    std::string note;                                     ///< to be told, but for the field's name; empty: nothing
+    std::string note;                                     ///< to be shown after the field's name; empty: nothing
     std::string refusal;                                  ///< why it is refused; empty: it is not
 };
 Taken take(const PeerField& field, const Json& value);
 
-/// The option's full name and value that this value of the field stands for; nothing when it has no effect. What is to
-/// be told is appended to `notes`. Usage Error with `origin` for a refused one.
+/// The option's full name and value that this value of the field means; nothing when it has no effect. Notes for the
+/// user are appended to `notes`. Usage Error with `origin` for a refused one.
 std::optional<std::pair<std::string, Json>> meaning_of(const PeerField& field, const Json& value,
                                                        const std::string& origin, std::vector<std::string>& notes);
 
@@ -56,16 +56,16 @@ class PeerRows {
     PeerRows& section(const char* name) { return section_ = name, *this; }
     /// Fields that change nothing here, whatever they say.
     PeerRows& any(const std::vector<const char*>& keys, const char* note);
-    /// Fields of which only these values are what the program does; `note` is told for them.
+    /// Fields that have no effect with these values, which are what the program does; `note` is shown for them.
     PeerRows& only(const std::vector<const char*>& keys, const std::vector<Json>& values, const char* refusal,
                    const char* note = "");
-    /// A field that stands for an option. `taken`: values without effect.
+    /// A field that means an option. `taken`: values without effect.
     PeerRows& means(const char* key, const char* option, const std::vector<std::pair<Json, Json>>& meanings,
                     const std::vector<Json>& taken, const char* refusal = "", const char* note = "");
 
-    /// The same, without which the same is learnt.
+    /// The same, for fields that do not change what is learned.
     PeerRows& aside(const std::vector<const char*>& keys, const char* refusal, const std::vector<Json>& values = off);
-    /// Of the latest field: a value that stands for another option.
+    /// A value of the latest field that means another option.
     PeerRows& or_means(const char* value, const char* option, Json meant);
 
     std::vector<PeerField> take() { return std::move(fields_); }

@@ -1,4 +1,4 @@
-// A steady clock that stands still while this process is suspended, and the end of a process that its threads hold up.
+// A steady clock that stops while this process is suspended, and a forced end of a process that its threads block.
 #pragma once
 
 #include <chrono>
@@ -19,8 +19,8 @@ class AwakeClock {
     static constexpr bool is_steady = true;
 
     static time_point now() noexcept;
-    /// How often this process was suspended. Others may have been suspended with it, and continue a little later: who
-    /// waits for them waits anew when this number changes.
+    /// How often this process was suspended. Others may have been suspended with it, and continue a little later: a
+    /// wait for them restarts when this number changes.
     static int64_t suspensions() noexcept;
 };
 

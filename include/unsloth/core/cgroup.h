@@ -19,8 +19,8 @@ struct CgroupLimits {
     int64_t file_cache = 0;              ///< what of that the kernel gives back when others need it
 };
 
-/// The tightest limits of this process' control group and of those above it, version 2 or 1. `root` stands before /proc
-/// and /sys.
+/// The tightest limits of this process' control group and of those above it, version 2 or 1. `root` is the parent of
+/// /proc and /sys.
 CgroupLimits cgroup_limits(const std::filesystem::path& root = "/");
 
 /// Bytes that a process can take without swapping: MemAvailable, or what the control group leaves where that is less.

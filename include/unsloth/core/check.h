@@ -8,7 +8,7 @@
 
 namespace unsloth {
 
-/// A broken invariant: a bug of this program, never a user's mistake.
+/// A broken invariant: a bug of this program, never a user's error.
 class CheckError : public std::logic_error {
   public:
     using std::logic_error::logic_error;

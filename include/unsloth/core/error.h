@@ -1,6 +1,6 @@
 // Errors that a user can act on.
 //
-// A user's mistake is an `Error`: what was expected, what was found, where (file, key, line) and what to do.
+// A user's error is an `Error`: what was expected, what was found, where (file, key, line) and what to do.
 // Its id (unsloth/core/error_id.h) decides the exit code. A broken invariant is a `CheckError` (a bug of ours) and
 // carries file:line. Only `main` catches; a library never exits.
 #pragma once

@@ -19,7 +19,7 @@ class FileLock {
   public:
     enum class After { removed, stays };  ///< stays: as huggingface_hub leaves its lock files
 
-    /// Opens or makes the file (see open_own_file) and waits for whoever holds it, as wait_for_lock.
+    /// Opens or makes the file (see open_own_file) and waits for its current holder, as wait_for_lock.
     FileLock(Folder folder, std::string name, Owner owner, After after, const std::string& what);
     FileLock(const FileLock&) = delete;
     FileLock& operator=(const FileLock&) = delete;

@@ -25,7 +25,7 @@ std::string read_file(const std::filesystem::path& path);
 inline constexpr std::string_view git_lfs_mark = "version https://git-lfs.github.com/spec/v1";
 Error git_lfs_pointer(const std::filesystem::path& path);
 
-/// Writes beside `path` (AtomicFile), fsyncs, renames over `path` and fsyncs the parent folder. On any failure
+/// Writes to a file next to `path` (AtomicFile), fsyncs, renames over `path` and fsyncs the parent folder. On failure
 /// (no space, read-only, I/O) removes the temporary file and throws a runtime Error that names the path and reason.
 void write_file_atomically(const std::filesystem::path& path, std::string_view content);
 void write_file_atomically(const Folder& folder, const std::string& name, std::string_view content);
@@ -48,7 +48,7 @@ class AtomicText {
     std::size_t written_ = 0;
 };
 
-/// Copies `files`, which lie below the folder `from`, to the same places below `to`: atomically each, leaving out those
+/// Copies `files`, which are below the folder `from`, to the same places below `to`: atomically each, skipping those
 /// that are there already under the same path.
 void copy_files(const std::vector<std::filesystem::path>& files, const std::filesystem::path& from,
                 const std::filesystem::path& to);

@@ -29,7 +29,7 @@ class FolderLock {
 /// Whether a run has the folder, as its lock says.
 struct FolderUse {
     enum class State : uint8_t {
-        free,    ///< nobody has it
+        free,    ///< no process has it
         held,    ///< a run has it
         left,    ///< a run was killed that had it
         unknown  ///< the file system has no locks

@@ -24,7 +24,7 @@ class GpuMonitor {
     GpuMonitor(const GpuMonitor&) = delete;
     GpuMonitor& operator=(const GpuMonitor&) = delete;
 
-    /// Asked anew once a second at most: a call costs about a millisecond.
+    /// Queried again once a second at most: a call costs about a millisecond.
     std::optional<GpuSample> sample();
 
   private:
@@ -33,7 +33,7 @@ class GpuMonitor {
 };
 
 /// The driver's version, "580.65.06": by NVML, which sandboxes without the kernel's own files have, else by /proc,
-/// which containers without NVML have. Empty: neither. Never throws. `root` stands before /proc.
+/// which containers without NVML have. Empty: neither. Never throws. `root` is the parent of /proc.
 std::string gpu_driver_version(const std::filesystem::path& root = "/");
 
 }  // namespace unsloth

@@ -19,7 +19,7 @@ class ContentHash {
     ContentHash& operator=(const ContentHash&) = delete;
 
     void add(std::string_view bytes);
-    /// Ended by its length, so that two texts are told from their concatenation.
+    /// Followed by its length, so that two texts differ from their concatenation.
     void add_field(std::string_view text);
     std::string hex() const;  ///< 128 bits, 32 digits
     uint64_t word() const;    ///< 64 bits of them

@@ -27,7 +27,7 @@ std::string shown(const Json& value) {
     return text.size() > 80 ? text.substr(0, 77) + "..." : text;
 }
 
-/// A value within a document, which outlives the reader; whoever reads includes nlohmann/json.hpp. A member that is
+/// A value within a document, which outlives the reader; its users include nlohmann/json.hpp. A member that is
 /// null counts as absent, as it does for Python's readers of these files. Whatever is not as expected is an input
 /// Error.
 template <class Json>

@@ -1,4 +1,4 @@
-// Logging. spdlog stays behind this header: LibTorch brings another fmt, and no file may see both.
+// Logging. This header hides spdlog: LibTorch brings another fmt, and no file may see both.
 #pragma once
 
 #include <string>

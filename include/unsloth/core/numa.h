@@ -10,7 +10,7 @@
 namespace unsloth {
 
 /// The node that the PCI device of this address ("0000:17:00.0", in any case) is attached to; nullopt where the machine
-/// has one node, or does not say. `root`: where /sys lies.
+/// has one node, or does not say. `root`: the parent of /sys.
 std::optional<int> numa_node_of(std::string pci, const std::filesystem::path& root = "/");
 
 /// Pages of [data, data + bytes), which begins at a page, come from this node while it has some, or from several in

@@ -1,4 +1,4 @@
-// Opening files in folders where strangers may write too: nothing is waited for, and nothing is followed unseen.
+// Opening files in folders where other users may write too: nothing is waited for, and nothing is followed unseen.
 #pragma once
 
 #include <filesystem>
@@ -41,7 +41,7 @@ enum class Owner { ours, anyone };
 
 /// A file that this program keeps for itself (a lock, a file of the cache, a log), opened, or made where `flags`
 /// (open(2)) say O_CREAT; the umask decides whether others of a shared cache may write it. Runtime Error that names it
-/// when it is a link, no regular file, has other names beside this one, or belongs to somebody else: somebody put it
+/// when it is a link, no regular file, has other names than this one, or belongs to somebody else: somebody put it
 /// there. Not open, with errno set, when the system refuses.
 Descriptor open_own_file(const Folder& folder, const std::string& name, int flags, Owner owner = Owner::ours);
 /// The same in the folder of that path (Folder::named).

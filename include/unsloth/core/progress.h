@@ -15,7 +15,7 @@ std::string duration_text(double seconds);
 /// A part of a progress line.
 struct ProgressField {
     std::string text;    ///< ASCII
-    int importance = 0;  ///< where there is no room for all, the least important are left out
+    int importance = 0;  ///< where there is no room for all, the least important are dropped
 };
 
 /// "[####......] field  field", shorter than `columns`: a full line would wrap. With 60 columns and more there is

@@ -1,12 +1,12 @@
-// Libraries of this program that are opened when a command first needs them, so that nobody else pays for what they
-// link.
+// Libraries of this program that are opened when a command first needs them, so that other commands do not pay for what
+// they link.
 #pragma once
 
 #include <string>
 
 namespace unsloth {
 
-/// A shared library that lies beside libunsloth_base.so; it stays open.
+/// A shared library in the folder of libunsloth_base.so; it stays open.
 class SharedLibrary {
   public:
     explicit SharedLibrary(const char* file);

@@ -34,7 +34,7 @@ class SharedSegment {
 
     /// For open(), until close().
     std::string address() const;
-    /// Nobody else is to open it through this process.
+    /// No other process is to open it through this process any more.
     void close();
     std::byte* data() const { return data_ + header_bytes; }
 

@@ -9,7 +9,7 @@
 
 namespace unsloth {
 
-/// Filled under another name beside its own (Temporary), and renamed at the end. Without commit() or keep_as()
+/// Filled under another name next to its own (Temporary), and renamed at the end. Without commit() or keep_as()
 /// nothing of it stays; when the process is killed, until the next StagedFolder of that target.
 class StagedFolder {
   public:

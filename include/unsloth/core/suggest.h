@@ -16,7 +16,7 @@ bool is_like(std::string_view name, std::string_view candidate);
 /// The candidates nearest to `name`: of those that are like it all that share the smallest distance (three at most).
 std::vector<std::string> nearest(const std::string& name, const std::vector<std::string>& candidates);
 
-/// "Did you mean a or b?", or nothing for no names. `prefix` stands before each name.
+/// "Did you mean a or b?", or nothing for no names. `prefix` precedes each name.
 std::string did_you_mean(const std::vector<std::string>& names, const std::string& prefix = {});
 
 }  // namespace unsloth

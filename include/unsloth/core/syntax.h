@@ -14,8 +14,8 @@ struct SyntaxMistake {
     std::string words;   ///< "a comma is missing before this"
 };
 
-/// The first mistake of a text that is no JSON. `comments`: // and /* */ are allowed. `unique_keys`: a key that an
-/// object has already is a mistake, if it is written alike. A text without a mistake gets words that say no more than
+/// The first error of a text that is no JSON. `comments`: // and /* */ are allowed. `unique_keys`: a key that an
+/// object has already is an error, if it is written alike. A text without an error gets words that say no more than
 /// that.
 SyntaxMistake find_json_mistake(std::string_view text, bool comments = false, bool unique_keys = false);
 

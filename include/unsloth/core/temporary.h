@@ -11,8 +11,8 @@
 
 namespace unsloth {
 
-/// A file or folder that is being filled beside its target, so that a rename can put it there, under a name that nobody
-/// can predict and so nobody can have taken. Until then it is marked as one that is being filled (flock: also when the
+/// A file or folder that is filled next to its target, so that a rename can put it there. Its name cannot be predicted,
+/// so no other process can have taken it. Until the rename it is marked as one that is being filled (flock: when the
 /// process ends, however that happens, the mark is gone).
 class Temporary {
   public:
@@ -60,15 +60,15 @@ class Temporary {
 /// What a Temporary file of this target would throw where nothing may be created, without creating anything.
 void require_creatable(const std::filesystem::path& target);
 
-/// TARGET.WORD-RANDOM, which nobody can predict.
+/// TARGET.WORD-RANDOM, which cannot be predicted.
 std::string name_beside(const std::string& target, const char* word);
 
 /// Removes an entry with all that is in it, unless a process holds it (flock), where the file system has locks. False,
 /// with errno, when it stays.
 bool remove_unless_held(const Folder& folder, const std::string& name);
 
-/// Removes every TARGET.tmp-RANDOM that nobody fills: a process that was killed left it. What cannot be opened, locked
-/// or removed stays (a debug line says why): no two names are alike, so that it is in nobody's way.
+/// Removes every TARGET.tmp-RANDOM that no process fills: a process that was killed left it. What cannot be opened,
+/// locked or removed stays (a debug line says why): all names differ, so it blocks no other file.
 void remove_abandoned(const Place& target);
 
 }  // namespace unsloth

@@ -1,4 +1,4 @@
-// How large a terminal is, and what it may be sent beside text: decided here for all commands.
+// How large a terminal is, and what it may be sent in addition to text: decided here for all commands.
 #pragma once
 
 namespace unsloth {

@@ -10,7 +10,7 @@ namespace unsloth {
 /// as such); text.size() when there is none.
 std::size_t first_invalid_utf8(std::string_view text);
 
-/// Length of what one U+FFFD stands for, at the front of a text that begins with a broken sequence.
+/// Length of what one U+FFFD replaces, at the front of a text that begins with a broken sequence.
 std::size_t broken_utf8_length(std::string_view text);
 
 /// Each maximal part of a broken sequence becomes one U+FFFD (the Unicode Standard's recommendation, chapter 3.9; what
@@ -22,7 +22,7 @@ std::string repair_utf8(std::string_view text);
 /// through here (log::write, log::last_words, app::print).
 std::string printable(std::string_view text);
 
-/// printable(), with lines behind the first one indented, so that none of them can pass for a message of its own.
+/// printable(), with all lines after the first one indented, so that none can pass for a message of its own.
 std::string printable_message(std::string_view text);
 
 }  // namespace unsloth

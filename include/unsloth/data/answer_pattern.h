@@ -1,4 +1,4 @@
-// What counts of a generated answer: a regular expression on texts that nobody chose.
+// What counts of a generated answer: a regular expression on untrusted texts.
 #pragma once
 
 #include <memory>

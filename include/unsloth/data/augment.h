@@ -32,7 +32,7 @@ struct AugmentCounts {
 
 struct AugmentResult {
     int64_t read = 0;      ///< rows of the input
-    int64_t bad = 0;       ///< left out (with data.skip_invalid)
+    int64_t bad = 0;       ///< dropped (with data.skip_invalid)
     int64_t held_out = 0;  ///< written to eval_out, as they are, and without copies
     int64_t kept = 0;      ///< written to out, as they are
     std::vector<AugmentCounts> copies;

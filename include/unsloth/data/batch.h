@@ -16,7 +16,7 @@ namespace unsloth::data {
 
 inline constexpr int32_t ignore_label = -100;
 
-/// The label of a token that is learnt and is no part of an answer; of such a label, the token's id.
+/// The label of a prompt token that is a loss token; of such a label, the token's id.
 constexpr int32_t prompt_label(int32_t id) {
     return ignore_label - 1 - id;
 }
@@ -44,7 +44,7 @@ struct Image {
     /// patches row by row.
     std::shared_ptr<const std::vector<uint8_t>> pixels;
     int32_t cached =
-        0;  ///< so many of its tokens are not in the batch: a cache has their keys. `first` is the next one
+        0;  ///< the number of its tokens that are not in the batch: a cache has their keys. `first` is the next one
     /// Names its file's bytes and its grid, where features of images may be kept (data/kept_images.h). An image whose
     /// features are kept has no pixels.
     std::string content = {};
@@ -89,7 +89,7 @@ struct ContextRank {
 /// What a batch that is a rank's slice says of the whole. Its segments are chunks of sequences.
 struct ContextSlice {
     int32_t tokens_each = 0;    ///< most tokens that a rank has: key k of rank r is number r * tokens_each + k
-    int64_t all_keys = 0;       ///< of all ranks: so many numbers
+    int64_t all_keys = 0;       ///< the number of keys of all ranks
     std::vector<int32_t> keys;  ///< of each segment: its sequence from the start to the chunk's end
     std::vector<int32_t> key_offsets = {0};  ///< [S + 1] into them
     std::vector<int32_t> before;             ///< [S] tokens of its sequence before the chunk
@@ -118,7 +118,7 @@ struct Batch {
                        ///< the last token that segments share is in the parts of all of them
     std::vector<int32_t> target_ids;      ///< [labels] what these must predict
     std::vector<int32_t> target_starts;   ///< [S + 1] where each segment's targets begin in these two, and the end
-    std::vector<int32_t> answer_starts;   ///< [S] where its answer's begin: behind those with a prompt_label
+    std::vector<int32_t> answer_starts;   ///< [S] where its answer's begin: after those with a prompt_label
     std::vector<int64_t> rows;            ///< source rows, in order
     std::vector<int32_t> desirable;       ///< of each row: Sample::desirable
     std::vector<OptionTokens> options;    ///< of each target, where rows are decisions; else empty

@@ -2,11 +2,11 @@
 //
 // A file of the cache is named by a hash of all that its content depends on: the bytes and names of the data files, the
 // options of rows, the tokenizer and template, this build of the program, and of Parquet what reads it. Its parts carry
-// checksums, which are verified when it is opened: a damaged or cut-off file is made again. Files are written beside
+// checksums, which are verified when it is opened: a damaged or cut-off file is rebuilt. Files are written next to
 // their final name, flushed and renamed, under a lock: several processes that start together make one file once, and no
-// reader ever sees half of one. What killed processes left is deleted when a file is made, and when a new file makes
-// the folder exceed its bound, the files that were used longest ago and that no process has in use; the folder may be
-// removed at any time, and is made again.
+// reader ever sees half of one. When a file is made, leftovers of killed processes are deleted. If it is new and makes
+// the folder exceed its bound, the least recently used files that no process has in use are deleted too. You may remove
+// the folder at any time; it is rebuilt.
 #pragma once
 
 #include <cstdint>
@@ -33,13 +33,13 @@ struct CacheOptions {
 CacheOptions cache_options(const std::string& cache_dir);
 
 /// As Dataset::load, from the cache where it has the rows. A hit needs neither the encoder nor the formats; warnings
-/// about left out rows are repeated. A file that is new may drive out others (CacheOptions::max_bytes). Runtime Error
-/// when the file cannot be written (a full disk): nothing is left behind.
+/// about dropped rows are repeated. A file that is new may drive out others (CacheOptions::max_bytes). Runtime Error
+/// when the file cannot be written (a full disk): no part of it remains.
 Dataset load_cached(const std::vector<config::DataSource>& sources, const DatasetOptions& options,
                     const EncoderOnDemand& encoder, const CacheOptions& cache);
 
-/// Values that a pass over rows gave, in the cache's folder under a hash of all that they depend on. Nothing where
-/// there are none of so many, or their file is damaged.
+/// Values that a pass over rows gave, in the cache's folder under a hash of all that they depend on. Nothing where the
+/// cache does not have `count` values, or their file is damaged.
 std::optional<std::vector<float>> kept_values(const CacheOptions& cache, const std::string& key, std::size_t count);
 /// Keeps them for the next run, and may drive out other files (CacheOptions::max_bytes). Where they cannot be written
 /// that is only warned of: they are at hand.

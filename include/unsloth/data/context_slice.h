@@ -10,8 +10,8 @@ namespace unsloth::data {
 /// A rank's part of a micro-batch: a batch whose segments are chunks, in the order of the segments, and which names in
 /// Batch::context the tokens that they attend over. Positions, names of rows and offsets are those of the whole, and
 /// targets too, where a chunk's last token predicts the next one's first. The order of tokens (Batch::token_order) is
-/// left out. A batch without tokens stays as it is; a rank that gets none of a few has one that nobody reads. So has a
-/// segment of 8192 ranks or more tokens behind its last, up to a multiple of 256 ranks: all its chunks are as long
+/// omitted. A batch without tokens stays as it is; a rank that gets none of a few has one that is never read. A segment
+/// of 8192 ranks or more tokens is padded with such tokens to a multiple of 256 ranks: all its chunks are as long
 /// then. CheckError where segments share tokens.
 Batch slice(const Batch& batch, ContextRank cp);
 

@@ -21,7 +21,7 @@ namespace unsloth::data {
 struct LoadOptions {
     config::DataFormat format = config::DataFormat::automatic;  ///< of a source that names none
     ReaderOptions reader;
-    bool skip_bad_rows = false;    ///< bad rows and rows without a target are counted and left out
+    bool skip_bad_rows = false;    ///< bad rows and rows without a target are counted and dropped
     bool keep_all_masked = false;  ///< rows without a target are kept (scoring), neither refused nor dropped
     bool log_warnings = true;      ///< false: what DatasetStats::warnings holds is left to the caller
     int workers = 0;               ///< threads; 0: as many as the machine has cores. The result does not depend on it
@@ -123,7 +123,7 @@ class Dataset {
     /// Usage Error for fewer than two rows.
     Dataset with_foreign_answers(int64_t longest) const;
 
-    /// For rows of two segments, a prompt with one answer and with another: the prompt stands in the first one only
+    /// For rows of two segments, a prompt with one answer and with another: only the first one has the prompt
     /// (see Sample::positions). Prompts that are targets themselves stay as they are.
     Dataset with_shared_prompts() const;
 
@@ -138,7 +138,7 @@ class Dataset {
     std::pair<int64_t, int64_t> shared_with(const Dataset& other) const;
 
     struct Store;
-    /// Of all rows of a store; `file` counts what was left out.
+    /// Of all rows of a store; `file` counts what was dropped.
     Dataset(std::shared_ptr<const Store> store, DatasetStats file);
 
   private:

@@ -1,5 +1,5 @@
-// The seam between rows and the tokenizer: text, Alpaca fields or messages in, token ids and what of them is
-// learnt out.
+// The interface between rows and the tokenizer. Its inputs are text, Alpaca fields or messages. Its outputs are token
+// ids and the spans of the loss tokens.
 #pragma once
 
 #include <cstdint>
@@ -35,7 +35,7 @@ struct Conversation {
     std::shared_ptr<const nlohmann::ordered_json> row;
 };
 
-/// What is likely a mistake in a row that can be trained on. Values of a set of bits.
+/// A likely error in a row that can be trained on. Values of a set of bits.
 enum class RowDoubt : uint32_t {
     double_bos = 1,          ///< the first two tokens are BOS
     open_end = 2,            ///< the last trained text does not end with a token that ends a generation
@@ -56,13 +56,13 @@ enum class RowDoubt : uint32_t {
 enum class InstructionForm {
     conversation,  ///< through the chat template
     sections,      ///< the prompt of Stanford Alpaca
-    automatic,     ///< nobody chose: sections, but a conversation where answers are compared
+    automatic,     ///< not set: sections, but a conversation where answers are compared
 };
 
 struct EncodedRow {
     std::vector<int32_t> ids;
     std::vector<std::pair<int32_t, int32_t>>
-        trained;                            ///< [start, end) in tokens: what is learnt when prompts are masked
+        trained;                            ///< [start, end) in tokens: the loss tokens when prompts are masked
     uint32_t doubts = 0;                    ///< RowDoubts
     std::vector<Image> images = {};         ///< without pixels
     std::vector<ImageSource> sources = {};  ///< of each image
@@ -74,7 +74,7 @@ class RowEncoder {
   public:
     virtual ~RowEncoder() = default;
     /// BOS if the tokenizer adds one, the text, EOS where the text does not end with a token that ends a generation;
-    /// all of it is trained, but for white space behind the text's own end.
+    /// all of these are loss tokens, except white space after the text's own end.
     virtual EncodedRow text(std::string_view text) const = 0;
     /// By default `automatic`. alpaca() encodes what is no conversation.
     virtual InstructionForm instruction_form() const;

@@ -28,7 +28,7 @@ inline constexpr const char* provenance_column = "augmentation";
 struct RowOptions {
     config::Objective objective = config::Objective::sft;  ///< what rows must hold: targets, pairs, verdicts
     bool train_on_prompt = false;
-    bool train_on_last_turn_only = false;  ///< of a conversation's assistant turns, only the last is learnt
+    bool train_on_last_turn_only = false;  ///< of a conversation's assistant turns, only the last is trained on
     int64_t max_seq_length = 0;            ///< longer rows are cut, split or dropped; 0: none is too long
     config::LongRows long_rows = config::LongRows::automatic;
     int64_t max_positions = 0;      ///< what the model allows; 0: not known
@@ -39,7 +39,7 @@ struct RowOptions {
     std::shared_ptr<const VisionRows> vision = {};  ///< null: the model reads text alone
     std::filesystem::path image_root = {};  ///< that images' paths are relative to; empty: the folder of the rows' file
     int64_t image_max_pixels = 0;           ///< as `vision` has it
-    int64_t min_length = 0;                 ///< shorter rows, and pieces of rows, are left out
+    int64_t min_length = 0;                 ///< shorter rows, and pieces of rows, are dropped
 };
 
 struct FormattedRow {
@@ -63,7 +63,7 @@ struct FormattedRow {
 /// The configuration's name of a format ("tokenized", "alpaca", "messages", ..., "auto").
 std::string format_name(config::DataFormat format);
 
-/// Recognises the format from a row's columns: tokenized {input_ids} (beside it labels, position_ids, attention_mask,
+/// Recognises the format from a row's columns: tokenized {input_ids} (with it labels, position_ids, attention_mask,
 /// completion_mask, assistant_masks and loss_mask), messages {messages}, sharegpt {conversations},
 /// decision {input, question, answer or probabilities}, preference {chosen, rejected} or {preferred_output,
 /// non_preferred_output} (of ids: tokenized, as {prompt, completion} of ids), alpaca {instruction, output},
@@ -74,14 +74,14 @@ config::DataFormat detect_format(const nlohmann::ordered_json& row, bool pairs =
 
 struct WeightedConversation;
 
-/// Turns rows of one format into tokens. Immutable: one object serves all threads.
+/// Turns rows of one format into tokens. Immutable: all threads share one object.
 class RowFormatter {
   public:
     /// `encoder` (not owned) may be null for tokenised rows only: input Error otherwise. Input Error for rows that the
     /// objective does not learn from.
     RowFormatter(config::DataFormat format, const RowOptions& options, const RowEncoder* encoder);
     /// BadRow for a missing column, a wrong type, an id outside the vocabulary, lengths that differ,
-    /// positions that fall to something other than 0 or lie beyond what the model allows. Columns that the
+    /// positions that fall to something other than 0 or exceed what the model allows. Columns that the
     /// format does not know are ignored, or variables of a conversation's chat template where it reads them; of those
     /// that other formats read, the row has RowDoubts. Rows whose labels are all masked pass, with targets = 0.
     ///
@@ -98,7 +98,7 @@ class RowFormatter {
     FormattedRow format(const nlohmann::ordered_json& row, const std::filesystem::path& folder = {}) const;
     /// A row that is too long as rows of at most max_seq_length tokens. Each but the first begins with the token that
     /// the one before ends with, for its context, unless a segment begins there: so every token that is a target of
-    /// the row is one of exactly one piece. Pieces without a target are left out where others have some.
+    /// the row is one of exactly one piece. Pieces without a target are dropped where others have some.
     void for_each_piece(const FormattedRow& row, const std::function<void(const FormattedRow&)>& use) const;
     bool splits() const;  ///< what becomes of rows that are too long; else they are cut or dropped
 

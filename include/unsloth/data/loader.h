@@ -59,7 +59,7 @@ struct EpochCounts {
 /// tokens (see pack_rows), and these rows are what is shuffled and counted. Samples in a row stay separate
 /// segments.
 ///
-/// With `max_tokens_per_batch`, a micro-batch is as many rows as fit: every epoch's rows are packed anew (see
+/// With `max_tokens_per_batch`, a micro-batch is as many rows as fit: every epoch's rows are packed again (see
 /// pack_rows, ties in the epoch's order, so that rows of equal length change places), and the micro-batches shuffled.
 /// Their number is the same in every epoch. A step takes gradient_accumulation_steps of them on each rank. Nothing is
 /// padded in any case: a Batch is flat.
@@ -82,7 +82,7 @@ class StepLoader {
 
     BatchLimits limits() const;
 
-    /// Regroups a step's rows: each rank's, in their order, by so many to a micro-batch (the last one may have fewer).
+    /// Regroups a step's rows: each rank's, in their order, `rows` to a micro-batch (the last one may have fewer).
     /// All ranks get as many micro-batches, some perhaps empty. CheckError with max_tokens_per_batch.
     void set_pass_rows(int64_t rows);
     int64_t pass_rows() const { return pass_rows_; }
@@ -126,7 +126,7 @@ class StepLoader {
     LoaderOptions options_;
     std::vector<int64_t> members_;    ///< indices into the data set, unit after unit
     std::vector<Unit> units_;         ///< rows as they are batched
-    std::vector<int64_t> unit_rows_;  ///< what stands for a unit in the epoch's order: its first row's name
+    std::vector<int64_t> unit_rows_;  ///< a unit's name in the epoch's order: its first row's name
     std::vector<int64_t> unit_tokens_;
     std::vector<MixtureSource> mixture_;  ///< with source_weights
     int64_t rows_per_epoch_ = 0;
@@ -153,7 +153,7 @@ struct Extent {
 };
 
 /// Evaluation batches: all rows, in the file's order, as many whole rows in a batch as fit max_tokens (a
-/// longer row stands alone), all of one source. With several ranks, batch i is rank i % world_size's; `context`:
+/// longer row is alone), all of one source. With several ranks, batch i is rank i % world_size's; `context`:
 /// batches are slices, as StepLoader's.
 class EvalLoader {
   public:

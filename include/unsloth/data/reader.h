@@ -17,7 +17,7 @@
 
 namespace unsloth::data {
 
-/// What is wrong with one row. Thrown while a row is parsed and formatted; whoever reads the file adds
+/// What is wrong with one row. Thrown while a row is parsed and formatted; the reader of the file adds
 /// file:line, and either stops or skips the row.
 struct BadRow {
     ErrorId id;
@@ -35,7 +35,7 @@ struct ReaderOptions {
     bool pairs = false;   ///< rows are taken for pairs of answers where they have them, whatever else they hold
 };
 
-/// A row as it lies in the file.
+/// A row as it is in the file.
 struct RawRow {
     int64_t index = 0;      ///< number of the row in its file, from 0
     int64_t line = 0;       ///< line of the file where the row begins, from 1; of Parquet the row's number, from 1
@@ -118,7 +118,7 @@ class RowReader {
 ///
 /// Plain text: with TextUnit::paragraph each run of lines between blank lines is a row {text}, with TextUnit::file the
 /// whole file. Tables: RFC 4180 (quoted fields may hold delimiters, line ends and doubled quotes), the first record
-/// names the columns, all values are strings; the delimiter of a .csv is the comma, semicolon or tab that stands most
+/// names the columns, all values are strings; the delimiter of a .csv is the comma, semicolon or tab that occurs most
 /// often in the header.
 std::unique_ptr<RowReader> open_rows(const std::filesystem::path& path, const ReaderOptions& options = {});
 

@@ -13,7 +13,7 @@
 
 namespace unsloth::data {
 
-/// Where it lies: in the folder of model.adapter_name_or_path if that holds one, else in the model's; with
+/// The tokenizer's folder: that of model.adapter_name_or_path if it holds one, else the model's; with
 /// model.special_tokens in a folder of its own (data/special_tokens.h, which has the errors).
 std::filesystem::path run_tokenizer_folder(const config::Config& config, const std::filesystem::path& model_folder);
 

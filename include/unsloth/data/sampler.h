@@ -7,7 +7,7 @@
 
 namespace unsloth::data {
 
-/// What a row's 64-bit lot is drawn for; each use has its own stream of random numbers. The values lie beyond
+/// What a row's 64-bit random number is drawn for; each use has a stream of its own. The values are larger than
 /// what dropout's counter (core/philox.h) has in its last word, a channel / 4.
 enum class RngStream : uint32_t {
     epoch_order = 0xDA7A0001u,

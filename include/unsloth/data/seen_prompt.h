@@ -1,4 +1,4 @@
-// Prompts with images: conversations as rows have them, whose images are read but not learnt from.
+// Prompts with images: conversations as rows have them, whose images are read but not trained on.
 #pragma once
 
 #include <cstddef>

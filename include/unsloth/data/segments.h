@@ -31,7 +31,7 @@ Segments segments_at_zero(const std::vector<int32_t>& positions);
 /// Tokens [begin, end) of a row: parts of its segments, which may share no tokens. Empty: one segment is left.
 Segments cut(const Segments& segments, std::size_t begin, std::size_t end);
 
-/// Whether the segments lie one after another from 0 to `tokens`, none of them empty, and each owner has the tokens
+/// Whether the segments cover 0 to `tokens` one after another, none of them empty, and each owner has the tokens
 /// that are read from it.
 bool are_sound(const Segments& segments, std::size_t tokens);
 

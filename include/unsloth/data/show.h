@@ -11,7 +11,7 @@
 
 namespace unsloth::data {
 
-/// How trained tokens are told from masked ones: by colour (ANSI escapes), or by the brackets U+27E6 and U+27E7 around
+/// How loss tokens are marked: by colour (ANSI escapes), or by the brackets U+27E6 and U+27E7 around
 /// them.
 enum class Marks { colour, brackets };
 
@@ -26,7 +26,7 @@ std::vector<std::pair<int64_t, int64_t>> image_ranges(const Sample& sample);
 std::vector<std::string> decode_runs(const tokenizer::Tokenizer& tokenizer, const std::vector<int32_t>& ids,
                                      const std::vector<std::pair<int64_t, int64_t>>& runs);
 
-/// The row's text, special tokens included, with marks around what is trained; a line between segments. The tokens of
+/// The row's text, special tokens included, with marks around the loss tokens; a line between segments. The tokens of
 /// an image are shown as its file, their number and their place. Without a tokenizer (null) the ids. Ends in a newline.
 std::string show_tokens(const Sample& sample, const tokenizer::Tokenizer* tokenizer, Marks marks);
 

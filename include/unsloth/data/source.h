@@ -19,7 +19,7 @@ struct SourceFiles {
     config::DataFormat format = config::DataFormat::automatic;
     ColumnNames columns;
     std::string template_name;  ///< empty: data.template
-    int64_t max_samples = 0;    ///< only so many rows are read; 0: all
+    int64_t max_samples = 0;    ///< at most this many rows are read; 0: all
 
     /// Whose rows are the first `files` that no part before has, one after another.
     struct Part {
@@ -29,15 +29,15 @@ struct SourceFiles {
     std::vector<Part> parts;  ///< empty: all rows of all files
 };
 
-/// The files behind a source's path. A file is itself. A folder is all files of rows below it (.jsonl, .json, .ndjson,
+/// Files that a source's path names. A file is itself. A folder is all files of rows below it (.jsonl, .json, .ndjson,
 /// .csv, .tsv, .txt, .parquet, .arrow, the first six also with .gz or .zst) without hidden ones, those that begin with
 /// `_`, and texts about the folder (LICENSE.txt, README.txt, ...), sorted by path. Anything else is a glob (*, ?,
 /// [...]), its matches sorted; a folder among them is taken as above.
 ///
 /// `split` keeps the files that belong to it: their name begins with it, followed by one of `-._`
 /// (train-00000-of-00002.parquet, train.jsonl), or a folder below the path has its name. Without a split, a folder that
-/// has files of `train` is its `train`, and a glob that matches some leaves out those of other splits (both said in the
-/// log), so that a test set beside it is not trained on by mistake.
+/// has files of `train` is its `train`, and a glob that matches some skips those of other splits (both said in the
+/// log), so that a test set in the same folder is not trained on by accident.
 ///
 /// Input Error when nothing is found, or nothing belongs to the split; it names the splits that are there. A file
 /// belongs to the split that its name says, and to train.

@@ -15,7 +15,7 @@ namespace unsloth::data {
 
 struct VisionRows {
     images::Processor processor;
-    int32_t image_token = -1;  ///< the id that stands for each token of an image
+    int32_t image_token = -1;  ///< the id of each token of an image
     bool three_axes = false;   ///< the model's positions are of time, height and width (M-RoPE)
     std::string missing;       ///< what the folder lacks, so that rows with images are refused; empty: nothing
 

@@ -20,7 +20,7 @@ namespace unsloth::engine_api {
 struct ScoreRequest {
     std::string out;     ///< JSON Lines, one object a row of data.train_file; never empty
     std::string logits;  ///< safetensors file of logits.{i} [T, V] fp32; empty: none
-    int64_t top_k = 0;   ///< `out` is a teacher's file: of each target's position so many tokens; 0: JSON Lines
+    int64_t top_k = 0;   ///< `out` is a teacher's file: this many tokens for each target's position; 0: JSON Lines
 };
 
 /// Folders by the names that they were given, in their order; as typed they are texts NAME=FOLDER.
@@ -29,7 +29,7 @@ struct NamedFolders {
     std::vector<std::pair<std::string, std::string>> folders;
 };
 
-/// How keys and values of answers under way are kept: in model.dtype, or as e4m3 codes (ops/kv_cache.h).
+/// How keys and values of answers in flight are stored: in model.dtype, or as e4m3 values (ops/kv_cache.h).
 enum class KvCacheDtype { automatic, fp8 };
 
 /// Either `prompt` or `file` is given; with `chat` a `prompt` may be.
@@ -55,7 +55,7 @@ struct GenerateRequest {
     int64_t kv_bytes = 0;     ///< of the cache of keys and values; 0: what the rows at once can take
     int64_t max_context = 0;  ///< longest prompt and answer together; 0: as the prompts ask, or the model allows
     int64_t max_rows = 256;   ///< answers that are decoded at a time
-    int64_t max_batch_tokens = 8192;  ///< of a pass: a long prompt goes in by pieces beside rows that decode
+    int64_t max_batch_tokens = 8192;  ///< of a pass: a long prompt is prefilled in chunks, together with decode rows
 };
 
 /// How a service is reached. What it answers with is a GenerateRequest's: adapters, limits and the cache.
@@ -100,7 +100,7 @@ struct BenchRequest {
     NamedFolders adapters;     ///< of generate: rows have them in turn
     KvCacheDtype kv_cache_dtype = KvCacheDtype::automatic;  ///< of generate
     int64_t min_seq = 0;                                    ///< shortest row when they differ; 0: all have `seq` tokens
-    int64_t images = 0;                                     ///< of step: each row begins with so many
+    int64_t images = 0;                                     ///< of step: the number at the beginning of each row
     int64_t image_size = 672;                               ///< pixels of their sides
     bool keep_features = false;                             ///< of step: what the tower makes of them is kept
     int64_t accumulate = 1;                                 ///< micro-batches of `batch` rows in a step
@@ -109,11 +109,11 @@ struct BenchRequest {
     bool tune = false;  ///< of gemm: time the library's algorithms and print choices for the tables
     bool json = false;
     bool prints = true;  ///< what was measured, to stdout
-    bool check = false;  ///< instead of `what`: the rows of `floors` in turn, each beside its floor
+    bool check = false;  ///< instead of `what`: the rows of `floors` in turn, each compared with its floor
     std::string floors = "configs/floors/llama-8b.json";
     std::vector<std::string> rows;  ///< of `floors`, by name; empty: all
 
-    /// Five unless said otherwise, or as many as end within a minute where a step is known to take so many ms.
+    /// Five unless said otherwise, or as many as end within a minute where a step is known to take `step_ms`.
     int64_t warmup_of(double step_ms = 0) const {
         constexpr int64_t usual = 5;
         constexpr double minute_ms = 60'000;
@@ -122,7 +122,7 @@ struct BenchRequest {
     }
 };
 
-/// A rate beside its ceiling, which was measured in the same run.
+/// A rate and its ceiling, which was measured in the same run.
 struct BenchFigure {
     std::string name;  ///< of one of several: "attention forward", "64 rows"; empty: the bench has one
     double rate = 0;
@@ -162,7 +162,7 @@ struct LogitComparison {
         0;  ///< root of (mean squared difference / mean variance of a token's logits with base and adapter)
     double max_abs = 0, mean_abs = 0;
     double mean_kl = 0;  ///< KL(base with adapter || merged), nats a token
-    double top1 = 0;     ///< share of the tokens whose likeliest next token is the same
+    double top1 = 0;     ///< share of the tokens whose most likely next token is the same
 };
 
 /// What `prune` measures of a model on the rows of a file, of which every token counts, whatever its label.
@@ -171,7 +171,7 @@ struct CalibrationRequest {
     bool influence = false;   ///< of layers
     bool neurons = false;     ///< of MLPs
     bool inputs = false;      ///< of linears
-    int64_t scan_layers = 0;  ///< layers to leave out, one after another, each the one with the lowest loss without it
+    int64_t scan_layers = 0;  ///< layers to remove, one after another, each the one with the lowest loss without it
     int64_t experts = 0;      ///< of each layer that remain, which are chosen by REAP; 0: they are not measured
 };
 
@@ -180,7 +180,7 @@ enum class LinearInput : uint8_t { qkv, o, gate_up, down };
 inline constexpr std::size_t linear_inputs = 4;
 
 struct Calibration {
-    /// A layer that a scan left out, and the loss without it and those before; of all candidates {layer, loss}.
+    /// A layer that a scan removed, and the loss without it and those before; of all candidates {layer, loss}.
     struct Removal {
         int64_t layer = 0;
         double loss = 0;
@@ -225,7 +225,7 @@ struct PlanRequest {
 /// What a plan comes to, for who chooses a configuration.
 struct PlanEstimate {
     std::string device;            ///< name of the card, or "CPU"
-    bool fits = false;             ///< with the most thrifty of what the configuration leaves open
+    bool fits = false;             ///< with the least memory that the choices left open allow
     int64_t budget_bytes = 0;      ///< of the device, that may be planned for
     int64_t total_bytes = 0;       ///< of the device, planned
     int64_t host_bytes = 0;        ///< of the host, with a GPU
@@ -244,7 +244,7 @@ struct DeviceReport {
     int64_t rounds = 0;   ///< of all operators on new inputs
     std::vector<std::pair<std::string, double>>
         operators;               ///< {name, worst difference from the oracle as a multiple of what rounding explains}
-    int64_t pinned_bytes = 0;    ///< page-locked memory that was granted, as much as was asked for
+    int64_t pinned_bytes = 0;    ///< pinned memory that was granted, as much as was asked for
     std::string pinned_problem;  ///< or why it was not
     double to_device = 0, to_host = 0;  ///< GB/s between it and the device
     std::vector<bool> peers;            ///< of a GPU: whether it reaches each GPU's memory

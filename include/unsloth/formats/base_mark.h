@@ -1,4 +1,4 @@
-// By what an adapter knows its base again, wherever that lies: samples of the base's values.
+// How an adapter recognises its base, whatever its path: samples of the base's values.
 #pragma once
 
 #include <string>

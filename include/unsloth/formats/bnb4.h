@@ -1,4 +1,4 @@
-// bitsandbytes' 4-bit weights on disk: reading them as they lie, dequantising on the host, quantising, writing.
+// bitsandbytes' 4-bit weights on disk: reading them as stored, dequantising on the host, quantising, writing.
 //
 // Source: Dettmers et al., "QLoRA" (2023), and the files that bitsandbytes writes. A weight W [N, K] is stored as
 // packed codes under its own name, with companions W.absmax, W.quant_map, W.nested_absmax, W.nested_quant_map (double
@@ -19,7 +19,7 @@ namespace unsloth::formats {
 
 using spec::Quant4Type;
 
-/// A 4-bit weight as it lies in a checkpoint. Copyable; valid as long as the checkpoint.
+/// A 4-bit weight as a checkpoint stores it. Copyable; valid as long as the checkpoint.
 struct Quant4Weight {
     spec::Quant4View view;  ///< host pointers into the map (into `copies` for a companion that is not aligned there)
     Quant4Type type = Quant4Type::nf4;

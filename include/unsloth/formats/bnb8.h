@@ -14,7 +14,7 @@
 
 namespace unsloth::formats {
 
-/// An 8-bit weight as it lies in a checkpoint. Copyable; valid as long as the checkpoint.
+/// An 8-bit weight as a checkpoint stores it. Copyable; valid as long as the checkpoint.
 struct Int8Weight {
     const TensorView* codes = nullptr;   ///< I8 [rows, cols]
     const TensorView* maxima = nullptr;  ///< F32 [rows]

@@ -38,7 +38,7 @@ class Checkpoint {
     const TensorView& at(std::string_view name) const;                ///< input Error: absent
     const std::vector<std::string>& names() const { return names_; }  ///< sorted
     std::size_t total_bytes() const { return total_bytes_; }          ///< of all tensors' data
-    /// Where config.json and the tokenizer lie.
+    /// The folder of config.json and the tokenizer.
     const std::filesystem::path& folder() const { return folder_; }
     const std::vector<SafetensorsFile>& files() const { return files_; }
 

@@ -22,7 +22,7 @@ std::vector<CheckpointFolder> list_checkpoints(const std::filesystem::path& outp
 /// Those of another user.
 std::vector<CheckpointFolder> foreign_checkpoints(const std::filesystem::path& output_dir);
 
-/// A checkpoint while it is written: a folder under a name of its own beside the final one (StagedFolder).
+/// A checkpoint while it is written: a folder under a name of its own next to the final one (StagedFolder).
 class CheckpointWriter {
   public:
     /// Makes output_dir/checkpoint-N.tmp-RANDOM, empty. runtime Error when the system refuses. Without commit(),
@@ -44,7 +44,7 @@ class CheckpointWriter {
 /// What is wrong with a checkpoint: a file is missing, or its size or content is not what the manifest says; nothing
 /// when it is whole. Reads every byte.
 std::optional<std::string> find_damage(const std::filesystem::path& checkpoint);
-/// The same, of a checkpoint that nobody else may have made.
+/// The same, and whether the checkpoint belongs to another user.
 std::optional<std::string> find_damage_of_own(const std::filesystem::path& checkpoint);
 
 /// Keeps the newest `limit` (0: all) checkpoints, among them in any case the newest and that of step `best`. To be

@@ -87,7 +87,7 @@ struct GgufField {
     GgufValueType type = GgufValueType::u8;
     GgufValueType element = GgufValueType::u8;  ///< of an array
     uint64_t count = 1;                         ///< elements of an array
-    std::span<const std::byte> data;            ///< the value's bytes; of a string those behind its length
+    std::span<const std::byte> data;            ///< the value's bytes; of a string those after its length
 
     /// Any integer type that fits; nullopt for another type.
     std::optional<int64_t> integer() const;
@@ -115,7 +115,7 @@ class GgufFile {
     /// Maps and checks a file: magic, versions 2 and 3, every length and count against what is left of the file, that
     /// keys and names are printable ASCII and unique, value types (arrays of arrays are refused, as llama.cpp does),
     /// known tensor types, rows that are multiples of their block, an alignment that is a power of two, and tensors one
-    /// behind the other without gaps other than padding. Input Error that names the file, the place and what is wrong.
+    /// after the other without gaps other than padding. Input Error that names the file, the place and what is wrong.
     explicit GgufFile(const std::filesystem::path& path);
     /// Whether the file begins with the magic; false when it cannot be read.
     static bool is_gguf(const std::filesystem::path& path);

@@ -66,11 +66,11 @@ struct GgufReport {
     std::map<std::string, GgufTypeReport> types;  ///< by the type's name
 };
 
-/// Writes `out`, which must not exist. Holds some 64 MiB beside the vocabulary, whatever the model's size; 4-bit
+/// Writes `out`, which must not exist. Holds some 64 MiB in addition to the vocabulary, for a model of any size; 4-bit
 /// weights are dequantised on the way. Rows of q and k are put into llama.cpp's order for Llama and Mistral. Input
 /// Error for a model that llama.cpp has no form for, a vocabulary larger than the model's, weights that are not finite
 /// or do not fit into the type, or would change where `others` says that they do not; runtime Error when the file
-/// cannot be written; Interrupted on a signal, with nothing left behind. What llama.cpp computes otherwise (sliding
+/// cannot be written; Interrupted on a signal, with no partial file left. What llama.cpp computes otherwise (sliding
 /// windows, dynamic RoPE) is logged as a warning.
 GgufReport export_model_gguf(const WeightFile& model, const spec::Vocabulary& vocabulary,
                              const std::filesystem::path& out, const GgufExportOptions& options);

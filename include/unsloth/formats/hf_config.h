@@ -12,14 +12,14 @@ namespace unsloth::formats {
 
 /// `quantization_config`, as bitsandbytes' users know it. Which weights are quantised is decided by the tensors alone.
 struct QuantizationConfig {
-    std::string quant_method = "bitsandbytes";  ///< or "mxfp4", of experts alone: only the modules left out count
+    std::string quant_method = "bitsandbytes";  ///< or "mxfp4", of experts alone: only the modules skipped count
     bool load_in_4bit = true;
     bool load_in_8bit = false;
     std::string bnb_4bit_quant_type = "nf4";
     bool bnb_4bit_use_double_quant = true;
     std::string bnb_4bit_compute_dtype = "bfloat16";
     std::string bnb_4bit_quant_storage = "uint8";
-    /// Modules that stay as they are; nullopt: what transformers leaves out by itself, lm_head.
+    /// Modules that stay as they are; nullopt: what transformers skips by default, lm_head.
     std::optional<std::vector<std::string>> llm_int8_skip_modules;
 };
 
@@ -27,7 +27,7 @@ struct QuantizationConfig {
 /// activation or quantisation method that this program does not know, and for sizes that are missing, not positive,
 /// too large or contradict each other. `otherwise`: the type where the file names none.
 spec::ModelSpec read_model_spec(const std::filesystem::path& folder, spec::DType otherwise = spec::DType::f32);
-/// The same from a text; `source` stands in messages.
+/// The same from a text; messages name it by `source`.
 spec::ModelSpec parse_model_spec(const std::string& json_text, const std::string& source,
                                  spec::DType otherwise = spec::DType::f32);
 
@@ -44,7 +44,7 @@ void check_quantization_config(const std::optional<QuantizationConfig>& config, 
 /// The theta stays unless the object has rope_theta. Input Error, naming `source` and key, as for a config.json.
 void set_rope_scaling(spec::ModelSpec& spec, const std::string& json_text, const std::string& source);
 
-/// Checks what a config.json would be refused for, also for a spec made by hand. `source` stands in messages.
+/// Checks what a config.json would be refused for, also for a spec made by hand. Messages name it by `source`.
 void check_model_spec(const spec::ModelSpec& spec, const std::string& source);
 
 /// A config.json that transformers loads, with sorted keys and the names of 4.x, which 5.x reads too.

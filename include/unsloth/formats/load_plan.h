@@ -30,7 +30,7 @@ struct StridedTensor {
     bool last = true;  ///< no tensor of the model that is read later has values of the same
 };
 
-/// One tensor of the model, and how it lies.
+/// One tensor of the model, and how it is stored.
 struct TensorSource {
     spec::TensorRule rule;
     /// A 16/32-bit tensor, or a 4-bit or 8-bit weight, or a part of a 16/32-bit tensor. nullptr: the checkpoint has
@@ -44,8 +44,8 @@ struct TensorSource {
     const Int8Weight* int8() const { return std::get_if<Int8Weight>(&stored); }
     const Mxfp4Weight* mxfp4() const { return std::get_if<Mxfp4Weight>(&stored); }
     const StridedTensor* strided() const { return std::get_if<StridedTensor>(&stored); }
-    /// What lies under its name: its values; of a quantised weight the codes, of an MXFP4 one perhaps with others'; of
-    /// a part the tensor.
+    /// What is stored under its name: its values; of a quantised weight the codes, of MXFP4 perhaps with others'; of a
+    /// part the tensor.
     const TensorView& tensor() const;
 
     bool quantised() const { return quant4() != nullptr || mxfp4() != nullptr; }  ///< to 4 bit
@@ -78,7 +78,7 @@ class ModelTensors {
     const TensorSource* find(const std::string& hf_name) const;
     /// Those of ModelSpec::vision, in the order of spec::vision_tensors, as matrices or vectors.
     std::vector<TensorSource> vision;
-    /// Of other parts of the model that this one is a part of, as they lie; those of `vision` among them.
+    /// The stored tensors of other parts of the model that this one is a part of; those of `vision` among them.
     std::vector<const TensorView*> others;
     /// Where one tensor holds all experts of a layer: each one's rows, or values, which sources point to.
     std::shared_ptr<const std::deque<TensorView>> rows_of_all_experts;
@@ -119,13 +119,13 @@ ModelTensors resolve_tensors(const Checkpoint& checkpoint, const spec::ModelSpec
 /// read_model_spec.
 spec::ModelSpec model_spec_of(const Checkpoint& checkpoint);
 
-/// A model on disk: its config, its mapped weights, and where each tensor lies. Movable; views stay valid.
+/// A model on disk: its config, its mapped weights, and where each tensor is stored. Movable; views stay valid.
 struct WeightFile {
     spec::ModelSpec spec;
     std::optional<QuantizationConfig> quantization;
     Checkpoint checkpoint;
     ModelTensors tensors;
-    /// Of an adapter that stands in for the model's embeddings or head; null: none does.
+    /// Tensors of an adapter that replace the model's embeddings or head; null: there are none.
     std::shared_ptr<const SafetensorsFile> stand_ins;
 
     /// `path` as for Checkpoint::open. Input Error as for read_model_spec, Checkpoint::open and resolve_tensors.

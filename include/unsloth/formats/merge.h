@@ -43,7 +43,7 @@ class MergedTensor {
     void read_base(int64_t row_begin, int64_t row_end, float* out) const;
     void round_values(int64_t rows, float* values) const;
     spec::TensorRule rule_;
-    const TensorSource* base_ = nullptr;                        ///< nullptr where a saved module stands in its place
+    const TensorSource* base_ = nullptr;                        ///< nullptr where a saved module replaces it
     std::shared_ptr<const Quant4Owned> quantised_;              ///< the base's values rounded to 4 bit
     spec::WeightType rounds_to_ = spec::WeightType::automatic;  ///< other types that its values are rounded to
     const TensorView* saved_ = nullptr;                         ///< of modules_to_save
@@ -54,7 +54,7 @@ class MergedTensor {
     spec::ServeGrid grid_ = spec::ServeGrid::none;  ///< that rows are rounded to; nf4's blocks are of no rows
     /// Of the base's rows and columns those that remain; nullptr: all. Not both.
     const std::vector<int64_t>*kept_rows_ = nullptr, *kept_cols_ = nullptr;
-    const Pruning* pruning_ = nullptr;  ///< nullptr: nothing is left out
+    const Pruning* pruning_ = nullptr;  ///< nullptr: nothing is pruned
 };
 
 /// The tensors of a base model with an adapter, of what pruning leaves of it, or of the base alone. Refers to them;
@@ -83,7 +83,7 @@ class MergedModel {
     const std::vector<spec::TensorRule>& tensors() const { return tensors_; }
     MergedTensor open(const spec::TensorRule& rule) const;
     int64_t changed_tensors() const;
-    /// The 4-bit weight of the base that stands for this tensor as it is: the adapter leaves it alone. nullptr
+    /// The base's 4-bit weight where it is this tensor unchanged, because the adapter does not affect it. nullptr
     /// otherwise.
     const Quant4Weight* unchanged_quant4(const spec::TensorRule& rule) const;
     /// The MXFP4 weight of the base that remains of this pruned model's experts as it is. nullptr otherwise.

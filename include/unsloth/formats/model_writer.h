@@ -29,11 +29,11 @@ spec::WeightType resolve_weight_type(spec::WeightType type, const spec::ModelSpe
 /// What config.json calls it: the type of all tensors that are not quantised.
 spec::DType storage_dtype(spec::WeightType type, const spec::ModelSpec& spec);
 
-/// Every value is rounded once, from fp32 to what is stored. Beside the mapped files, at most a slab of 8 MiB of one
-/// tensor and a few rows for each thread are held (with nf4 the tensor's codes instead of the slab). Of an NF4 base,
-/// matrices without adapter are taken over unchanged where nf4 is written. Input Error, naming the tensor, for a value
+/// Every value is rounded once, from fp32 to what is stored. In addition to the mapped files, at most a slab of 8 MiB
+/// of one tensor and a few rows for each thread are held (with nf4 the tensor's codes instead of the slab). Where nf4
+/// is written, an NF4 base's matrices without adapter are copied unchanged. Input Error, naming the tensor, for a value
 /// that is not finite or too large for the type; runtime Error when the disk is full (before anything is written, where
-/// that can be told) or fails; Interrupted when a signal asked to stop.
+/// that can be determined) or fails; Interrupted when a signal asked to stop.
 WrittenModel write_model(const MergedModel& model, const std::filesystem::path& folder,
                          const ModelWriteOptions& options);
 

@@ -1,4 +1,4 @@
-// MXFP4 weights on disk, as gpt-oss' experts lie: reading them as they lie, and the order that kernels read.
+// MXFP4 weights on disk, as gpt-oss stores its experts: reading them as stored, and the order that kernels read.
 //
 // Source: OCP, "Microscaling Formats (MX) Specification" (2023), and transformers' integrations/mxfp4.py. The matrices
 // of all experts are one parameter P, [E, N, K] with K the input: P_blocks (U8 [E, N, K / 32, 16]: 32 codes a block, an
@@ -27,7 +27,7 @@ struct Mxfp4Weight {
     int64_t rows = 0, cols = 0;           ///< cols: a multiple of 32
 
     std::size_t stored_bytes() const { return static_cast<std::size_t>(rows * (cols / 2 + cols / 32)); }
-    /// See TensorView::drop. Rows that lie between another weight's are left to the last of them.
+    /// See TensorView::drop. Rows that are between another weight's are left to the last of them.
     void drop() const noexcept;
 };
 

@@ -1,4 +1,4 @@
-// A model of which parts are left out: whole layers, neurons of the MLPs, experts, or single weights that become zero.
+// A model without some of its parts: whole layers, neurons of the MLPs, experts, or single weights that become zero.
 //
 // Source of the rule for single weights: Sun et al., "A Simple and Effective Pruning Approach for Large Language
 // Models" (Wanda, arXiv 2306.11695), section 3: each row keeps the weights with the largest |W| · ‖X‖₂, where ‖X‖₂ is
@@ -34,7 +34,7 @@ struct Pruning {
 spec::ModelSpec pruned_spec(const spec::ModelSpec& base, const Pruning& pruning);
 
 /// A config.json text of `layers` layers whose lists of one entry a layer (layer_types) are cut to those that remain;
-/// without mlp_only_layers, which names layers by their numbers, so that write_model_config says it anew. Input Error,
+/// without mlp_only_layers, which names layers by their numbers, so that write_model_config adds it again. Input Error,
 /// naming the key, for a list that is of layers and has another number of entries.
 std::string pruned_config(const std::string& original, const Pruning& pruning, int64_t layers);
 

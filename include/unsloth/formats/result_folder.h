@@ -27,13 +27,13 @@ bool is_trainer_checkpoint(const std::filesystem::path& checkpoint);
 std::string weights_option(const std::filesystem::path& folder);
 
 /// The entries of a folder that make up a result, but for those of another user: weights with their configurations, and
-/// what a trainer keeps to go on with (checkpoints, its state).
+/// what a trainer keeps to resume (checkpoints, its state).
 struct ResultEntries {
     std::vector<std::string> weights, state;
 };
 ResultEntries result_entries(const std::filesystem::path& folder);
 
-/// The weights of a folder with their configurations, by name, whoever wrote them.
+/// The weights of a folder with their configurations, by name, of any owner.
 std::vector<std::string> weight_files(const std::filesystem::path& folder);
 
 /// Whether config.json is there and describes no model: it is somebody's file and no result.

@@ -1,5 +1,5 @@
-// run_state.json: what a run must know to go on from a checkpoint, beside its tensors. Our own format; all numbers are
-// kept exactly.
+// run_state.json: what a run must know to resume from a checkpoint, in addition to its tensors. Our own format; all
+// numbers are kept exactly.
 #pragma once
 
 #include <cstdint>
@@ -68,7 +68,7 @@ struct RunProgress {
 struct RunState {
     RunProgress progress;
 
-    // What the progress belongs to: a run that differs here would go on with something else.
+    // What the progress belongs to: a run that differs here would resume something else.
     int64_t per_device_train_batch_size = 1, gradient_accumulation_steps = 1, world_size = 1;
     int64_t cpu_threads = 0;  ///< that shared products on the CPU; 0: a GPU computed, or an older version wrote this
     std::string data;         ///< fingerprint of the training rows

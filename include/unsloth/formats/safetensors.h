@@ -79,7 +79,7 @@ class SafetensorsFile {
     std::size_t size() const { return map_->bytes().size(); }
     const MappedFile& map() const { return *map_; }
 
-    /// Leaves out tensors that `removed` names, and has these in their place: of the file's content in another form.
+    /// Replaces tensors that `removed` names by these, which are the file's content in another form.
     void replace(const std::function<bool(const std::string& name)>& removed, std::vector<TensorBlob> made);
 
   private:
@@ -89,7 +89,7 @@ class SafetensorsFile {
     std::map<std::string, std::string> metadata_;
 };
 
-/// Writes a file as its tensors become known, holding none of them. The header lists names in order; data lies by
+/// Writes a file as its tensors become known, holding none of them. The header lists names in order; data is sorted by
 /// falling element size, then by name, from a multiple of 8 on, so that every tensor is aligned to its type.
 /// The file appears under its name only with finish(); until then it is an AtomicFile, removed by the destructor.
 /// Runtime Error, naming path and reason, on any failure (no space: before the first tensor where the system can tell).

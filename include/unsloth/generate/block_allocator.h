@@ -21,7 +21,7 @@ class BlockAllocator {
 
     int64_t pages() const { return static_cast<int64_t>(pages_.size()); }
     int64_t page_tokens() const { return page_tokens_; }
-    int64_t free() const { return static_cast<int64_t>(free_.size()); }  ///< that nobody holds
+    int64_t free() const { return static_cast<int64_t>(free_.size()); }  ///< that have no holder
 
     /// A page with one holder, whose text is forgotten: the one that has been free for longest. Nothing when all are
     /// held.
@@ -29,17 +29,17 @@ class BlockAllocator {
     /// One holder more, of a page that find() named.
     void ref(int32_t page);
     /// One holder less. Without holders a page is free, and found by its text until it is taken. CheckError where
-    /// nobody holds it.
+    /// it has no holder.
     void unref(int32_t page);
 
     struct Found {
         int32_t page;
         PrefixHash text;
     };
-    /// The page that holds these ids behind `before`, held or free. They are page_tokens(), and behind them may be more
+    /// The page that holds these ids after `before`, held or free. There are page_tokens() ids; more may follow them
     /// that tells contents apart.
     std::optional<Found> find(PrefixHash before, std::span<const int32_t> ids) const;
-    /// A held page's keys are complete: it holds these ids behind `before`. The name of that text, also where another
+    /// A held page's keys are complete: it holds these ids after `before`. The name of that text, also where another
     /// page has it already.
     PrefixHash commit(int32_t page, PrefixHash before, std::span<const int32_t> ids);
 

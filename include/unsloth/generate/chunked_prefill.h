@@ -1,4 +1,4 @@
-// How many tokens of prompts go in beside rows that decode, and wait for the pass: by what passes like it took.
+// How many prompt tokens are prefilled in a pass with rows that decode: by what passes like it took.
 #pragma once
 
 #include <array>
@@ -49,7 +49,7 @@ class StepLatencyModel {
 };
 
 /// As many as make a whole bucket of rows with those that decode, in a pass that is expected to take `longest` times as
-/// long as without them at most; they go in singly, so that passes are recorded as others are. Where fewer than
+/// long as without them at most. They go in as decode rows, so that other passes' CUDA graphs apply. Where fewer than
 /// `fewest_as_decode_rows` would (far into a long prompt each reads many keys), up to `most_together` as one row, if
 /// such a pass fits; where none does, what is expected to take the least time.
 struct ChunkedPrefillBounds {

@@ -1,4 +1,4 @@
-// Answers to many requests at once, from a model's weights as they are: each pass gives every sequence under way its
+// Answers to many requests at once, from a model's weights as they are: each pass gives every running sequence its
 // next token, and takes in the prompts of others.
 #pragma once
 
@@ -23,8 +23,8 @@ struct DecoderOptions {
     int64_t rows = 0;         ///< sequences at a time; 0: as the model's plan has room for
     int64_t pass_tokens = 0;  ///< tokens of a pass; 0: likewise
     int64_t context = 0;      ///< longest prompt and answer together; 0: likewise
-    /// Tokens of prompts in a pass in which other sequences decode, which wait for them: a pass of so many takes less
-    /// than three times one that decodes (`bench generate` measures it). More where nobody waits for single tokens.
+    /// Tokens of prompts in a pass in which other sequences decode, which wait for them. With the default a pass takes
+    /// less than three times one that decodes (`bench generate` measures it). Set more where no user waits for tokens.
     int64_t prefill_tokens = 128;
     ChunkedPrefillPolicy prefill_policy = {};  ///< instead (generate/chunked_prefill.h); may be empty
     /// Sees how long the rows of a pass waited for its tokens: the milliseconds since those of the pass before, or
@@ -34,9 +34,9 @@ struct DecoderOptions {
     bool pads = false;  ///< rows to buckets, as on a GPU, which records passes
 };
 
-/// Uses the model's planned buffers and cache: no training pass and no other decoder while requests are under way.
-/// Between its answers these may come, and changes to the weights: after Model::parameters_changed() or another
-/// decoder's passes it computes all keys anew. CheckError where that happens while a sequence is running.
+/// Uses the model's planned buffers and cache: no training pass and no other decoder while requests are in flight.
+/// Between its answers these may run, and the weights may change: after Model::parameters_changed() or another
+/// decoder's passes it recomputes all keys. CheckError where that happens while a sequence is running.
 class Decoder {
   public:
     /// The model's plan has a cache (ActivationSizes::cache_tokens). usage Error where that holds no sequence of
@@ -66,7 +66,7 @@ class Decoder {
     /// The answer so far of a request that has not ended; complete up to the token that on_token sees.
     const Completion& so_far(int64_t request) const { return answers_.at(request); }
 
-    /// Requests that come from now on compute all keys anew. No request is under way.
+    /// Requests that come from now on recompute all keys. No request is in flight.
     void forget_keys() { claim_ = 0; }
 
     const Scheduler& scheduler() const { return scheduler_; }
@@ -115,7 +115,7 @@ class Decoder {
     Scheduler scheduler_;
     uint64_t claim_ = 0, weights_ = 0;       ///< of the cache, and the version of the weights that its keys are of
     uint64_t policy_ = 0;                    ///< another number after each change of these
-    std::map<int64_t, Completion> answers_;  ///< of the requests under way, by number
+    std::map<int64_t, Completion> answers_;  ///< of the requests in flight, by number
     std::map<int64_t, spec::Sampling> unstopped_;  ///< by number: what holds before Request::min_new_tokens
     std::optional<Issued> issued_;
     std::function<void(const PassWork&, double)> on_pass_;

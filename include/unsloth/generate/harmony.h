@@ -29,7 +29,7 @@ struct HarmonyPiece {
     enum class Kind : uint8_t {
         analysis,
         call,   ///< to a recipient
-        shown,  ///< `final`, a `commentary` to nobody, or a text that no token frames
+        shown,  ///< `final`, a `commentary` without recipient, or a text that no token frames
     };
     Kind kind = Kind::shown;
     std::string recipient = {};  ///< of a call, as "functions.NAME"
@@ -43,7 +43,7 @@ class HarmonyReader {
     /// `stops`: texts that end the answer, looked for in what is shown; none is empty.
     HarmonyReader(tokenizer::Tokenizer tokenizer, HarmonyTokens tokens, std::vector<std::string> stops);
 
-    /// Before the first token: what the answer goes on from, perhaps in the middle of a message.
+    /// Before the first token: what the answer continues, perhaps in the middle of a message.
     void follow(std::span<const int32_t> prompt);
     /// False: with this token a stop text is complete, the answer has ended.
     bool add(int32_t id);

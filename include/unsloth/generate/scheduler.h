@@ -1,5 +1,5 @@
-// Which tokens of which sequences a pass computes, and in which pages of the cache their keys lie: continuous batching.
-// Sequences join and leave at each pass; long prompts go in by pieces with those that decode.
+// Which tokens of which sequences a pass computes, and which pages of the cache hold their keys: continuous batching.
+// Sequences join and leave at each pass; long prompts are prefilled in chunks with those that decode.
 #pragma once
 
 #include <cstdint>
@@ -31,18 +31,18 @@ struct SchedulerLimits {
     int64_t context = 1;                       ///< prompt and answer of one sequence
     bool shares_prefixes = true;               ///< pages of equal beginnings are computed once
     ChunkedPrefillPolicy prefill_policy = {};  ///< instead of prefill_tokens; may be empty
-    int64_t segments = 0;                      ///< with it: of a pass, in which tokens that go in singly are one each
+    int64_t segments = 0;                      ///< of a pass, with that policy; each prompt token as decode row is one
     int64_t image_slots = 0;  ///< of models whose layers cross to images; 0: images are tokens among the others
 };
 
-/// A request under way.
+/// A request in flight.
 struct Sequence {
     int64_t number = 0;  ///< as add() gave it
     Request request;
     std::vector<int32_t> ids;                       ///< the prompt, then the answer so far
     int64_t cached = 0;                             ///< of them, those with keys in the cache
     int64_t shared = 0;                             ///< tokens whose keys were cached when it was first admitted
-    std::vector<int32_t> pages;                     ///< where these lie
+    std::vector<int32_t> pages;                     ///< of the cache, with their keys
     std::vector<BlockAllocator::PrefixHash> texts;  ///< of the whole pages, from the front
     uint64_t policy = 0;                            ///< Scheduler::use_policy, which made its keys
     int64_t slot = -1;                              ///< the first of its images' (ImageSlots); -1: it has none
@@ -58,7 +58,7 @@ struct Sequence {
     static constexpr BlockAllocator::PrefixHash most_beginnings = BlockAllocator::PrefixHash{1} << 32;
 };
 
-/// What a pass computes of a sequence: `count` tokens behind those cached. It ends within no image, so that a tower
+/// What a pass computes of a sequence: `count` tokens after those cached. It ends within no image, so that a tower
 /// runs once for a prompt; it begins within one where a prefix that is shared ends there.
 struct ScheduledChunk {
     Sequence* sequence = nullptr;
@@ -80,19 +80,19 @@ class Scheduler {
     Scheduler(const SchedulerLimits& limits, int64_t pages, int64_t page_tokens);
 
     /// The request's number, from 0. usage Error where prompt and answer are longer than limits.context, where an image
-    /// has more tokens than a pass takes beside all other sequences, and for more images than slots; CheckError for an
+    /// has more tokens than a pass takes with all other sequences, and for more images than slots; CheckError for an
     /// empty prompt.
     int64_t add(Request request);
     /// Passes from now on are of this version of the weights: keys of other versions are never read again. CheckError
     /// where the version changes while a sequence is running.
     void use_policy(uint64_t version);
-    /// The next pass: parts that decode, others that go on from cached tokens, those that begin. Their pages are there.
-    /// Empty when no request is left. Each part is told of by computed() before the next pass is asked for.
+    /// The next pass: parts that decode, others that continue after cached tokens, those that begin. Their pages are
+    /// allocated. Empty when no request is left. Call computed() with the parts before you ask for the next pass.
     std::vector<ScheduledChunk> next_pass();
     /// The pass after one that was issued, before its tokens are known. `chosen`: for each row of that pass the
     /// sequence that it chooses a token for, or nullptr. First another token of each that does not end for its length,
     /// in their order, then what next_pass() would take in. Empty where pages are lacking or nothing is left to
-    /// compute. What it computes for a sequence that ends meanwhile is for nothing: its part is not told to computed().
+    /// compute. What it computes for a sequence that ends meanwhile is discarded: do not pass its part to computed().
     std::vector<ScheduledChunk> schedule_async(std::span<Sequence* const> chosen);
     /// The pass was issued: its tokens' keys are in the cache for every later one.
     void computed(const std::vector<ScheduledChunk>& parts);
@@ -109,7 +109,7 @@ class Scheduler {
     int64_t longest_image() const { return limits_.pass_tokens - limits_.rows + 1; }
     int64_t image_slots() const { return limits_.image_slots; }
     int64_t most_images() const { return limits_.image_slots > 0 ? limits_.image_slots : INT64_MAX; }  ///< of a prompt
-    int64_t preemptions() const { return preemptions_; }  ///< sequences whose pages were taken, to be computed anew
+    int64_t preemptions() const { return preemptions_; }  ///< sequences whose pages were taken, to be recomputed
 
   private:
     bool make_room(Sequence& sequence, int64_t tokens);

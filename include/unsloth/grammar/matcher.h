@@ -1,4 +1,4 @@
-// Where a text stands in a grammar, and which tokens may come next.
+// The state of a text in a grammar, and which tokens may come next.
 #pragma once
 
 #include <cstdint>
@@ -60,7 +60,7 @@ class Matcher {
 
     /// Bit id % 32 of word id / 32: whether the token may come next. Valid until the next call.
     std::span<const uint32_t> allowed();
-    /// False: the text cannot go on so, and nothing changed.
+    /// False: the text cannot continue with it, and nothing changed.
     bool advance(int32_t id);
     bool advance(std::string_view bytes);
     /// Whether the text may end here.

@@ -50,7 +50,7 @@ std::optional<std::filesystem::path> find(const Request& request);
 ///
 /// Input Error for a repository that is not there, not open to HF_TOKEN, or whose files are not what the hub says; for
 /// a hub that cannot be reached; all with what to do. Runtime Error when the disk is full. Interrupted when stopped:
-/// what was downloaded stays, and the next call goes on from there.
+/// what was downloaded stays, and the next call resumes from there.
 std::filesystem::path obtain(const Request& request);
 
 }  // namespace unsloth::hub

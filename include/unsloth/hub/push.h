@@ -40,7 +40,7 @@ struct Pushed {
 std::string require_pushable(const PushTarget& target, bool creates);
 
 /// Uploads files as one commit. Large ones that the hub has already are not sent again, so a call after a broken one
-/// goes on; files that the branch has with this content are left out, and without any other there is no commit.
+/// resumes; files that the branch has with this content are skipped, and without any other there is no commit.
 ///
 /// The target's name is the one that require_pushable() returned. Errors as that has; input Error for a hub that cannot
 /// be reached or refuses. Interrupted when stopped.
