@@ -135,7 +135,7 @@ struct VisionBuffers {
     at::Tensor positions, cos, sin;  ///< int32 [P, 2], fp32 [P, d / 2]: of the rotation
     at::Tensor tokens;               ///< int32: the image's tokens in the tower's order
     at::Tensor
-        stacked;  ///< of a tower over tiles: outputs of its last layer and of the chosen ones, concatenated
+        stacked;  ///< of a tower over tiles: outputs of its last layer and of the selected earlier ones, concatenated
     /// [most image tokens, D] of a micro-batch; with tiles [most rows, D + R]. Backward their gradient is there.
     at::Tensor features;
     std::vector<at::Tensor> deepstack;  ///< the same for VisionSpec::deepstack; each micro-batch's own

@@ -30,7 +30,7 @@ struct StepSettings {
     objective::Objective* objective = nullptr;  ///< nullptr: the mean over targets
     comm::Group* group = nullptr;               ///< ranks that share the step; nullptr: alone
     int64_t bucket_bytes =
-        0;  ///< of gradients that ranks sum during the backward pass; 0: all together, after it
+        0;  ///< of gradients that ranks sum during the backward pass; 0: all of them together, after the pass
 };
 
 /// What a finished step has to say.

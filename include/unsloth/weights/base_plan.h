@@ -19,7 +19,7 @@ namespace unsloth::weights {
 struct EmbeddingAndHead {
     StoredWeight embed_VD;  ///< read by rows
     StoredWeight
-        lm_head_VD;  ///< may be embed_VD itself (tied). No matrix in the compute type: dequantized for a pass
+        lm_head_VD;  ///< may be embed_VD itself (tied). A matrix not in the compute type is dequantized for each pass
     at::Tensor final_norm_D;  ///< fp32
     /// This rank's rows of lm_head as codes for logits, and their transpose for dx; empty: products read values.
     ops::CodedMatrix codes_VD, codes_DV;
