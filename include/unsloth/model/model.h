@@ -92,7 +92,7 @@ class Model {
     /// which rows resume from the plan's cache and where each token's keys and values are put. Nothing synchronises.
     void forward_with_kv_cache(const CachedPass& pass, const OnLogits& on_logits);
 
-    /// Who fills the cache claims it first, and again when cache_claim() is another's: its keys are overwritten.
+    /// Claim the cache before filling it, and again when cache_claim() is another caller's: its keys are overwritten.
     uint64_t claim_cache() { return ++cache_claim_; }
     uint64_t cache_claim() const { return cache_claim_; }
 

@@ -98,7 +98,7 @@ struct Run {
     std::string name() const;
     /// How much is done, in [0, 1]; `absent` when it is not known.
     double share() const;
-    /// Whether it ended without recording its end: no process holds its folder any more.
+    /// Whether it stopped without recording its end: no process holds its folder any more.
     bool killed() const;
     /// Of a killed run: "stopped without finishing at step 12 (last sign of life 2026-11-22 13:05:17)".
     std::string killed_text() const;

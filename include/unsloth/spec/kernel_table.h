@@ -65,7 +65,7 @@ struct KernelChoice {
     std::vector<double> wave = {};
 
     bool serves(const ProductKey& key) const;
-    /// Whether it applies wherever `other` does, which has no effect after it.
+    /// Whether it applies wherever `other` does; after it, `other` has no effect.
     bool covers(const KernelChoice& other) const;
     bool operator==(const KernelChoice&) const = default;
 };

@@ -40,8 +40,8 @@ struct EncodedTurns {
     bool merged_start = false;  ///< a token spans the begin of a trained range, so that no label belongs to it
 };
 
-/// Which assistant turns `trained_bytes` has: finding them costs further renderings of templates without {% generation
-/// %} blocks, so callers that need none say so.
+/// Which assistant turns `trained_bytes` has. Finding them costs further renderings of templates without
+/// {% generation %} blocks, so callers that need none say so.
 enum class TrainedTurns { none, last, all };
 
 /// A template, ready to render conversations of one model. Immutable and cheap to copy; every member is safe

@@ -43,7 +43,7 @@ constexpr const char* name_of(Group g) {
 
 /// Elements from one row of a matrix of `columns` columns to the next: a multiple of 64, so that rows of 16-bit
 /// elements start at multiples of 128 bytes. A GEMM reads its operands in pieces of that size, and takes 2 to 4 %
-/// longer where each spans two lines (docs/performance/operators.md).
+/// longer where each crosses a line boundary (docs/performance/operators.md).
 constexpr int64_t row_stride(int64_t columns) {
     constexpr int64_t elements = 64;
     return (columns + elements - 1) / elements * elements;
