@@ -1,5 +1,5 @@
-// Host memory that all processes of one user on a machine have in common, known by what it holds: whoever comes first
-// fills a piece, the others read it, and it is gone with the last of them.
+// Host memory shared by all processes of one user on a machine, identified by its content: the first process fills a
+// piece, the others read it, and it is freed with the last of them.
 #pragma once
 
 #include <chrono>
@@ -22,7 +22,7 @@ class HeldMemory {
   public:
     explicit HeldMemory(std::string owner);
     const std::string& owner() const { return owner_; }
-    /// Bytes that are there of the piece with this content, and of all of them. They are in nobody's free memory.
+    /// Allocated bytes of the piece with this content, and of all pieces. They do not count as free memory.
     int64_t bytes(const std::string& content) const;
     int64_t bytes() const;
     /// The owner's pieces of another plan, which is loaded before the one that counts on this, count as if they were
@@ -39,16 +39,16 @@ class HeldMemory {
 
 class CommonMemory {
   public:
-    /// A piece for each entry of the plan, found with another process or made: readable by `device` as Arena::host's
-    /// after fill(). `owner` and an entry's content say what it holds: two that are equal hold the same bytes. Its
-    /// pages are of these NUMA nodes, in turns; of the device's own where none is named. What cannot be had in common
-    /// is this process' own, and a line in the log says why.
+    /// A piece for each entry of the plan, found with another process or allocated: `device` can read it like
+    /// Arena::host's after fill(). `owner` and an entry's content say what it holds: two that are equal hold the same
+    /// bytes. Its pages alternate between these NUMA nodes; none named: the device's own. Memory that cannot be shared
+    /// is private to this process, and a log line says why.
     CommonMemory(Plan plan, const std::string& owner, at::Device device, std::set<int> nodes = {});
     ~CommonMemory();
 
-    /// Calls fill_one(id, memory: uint8 [bytes]) for each piece that nobody has filled, and waits for those that others
-    /// are filling; if one of these ends before, it is filled here, and if for so long none of them fills any (it may
-    /// be stopped), they are this process' own. Returns how long it did nothing but wait. Interrupted when a signal
+    /// Calls fill_one(id, memory: uint8 [bytes]) for each piece that no process has filled, and waits for those that
+    /// others are filling. If one of these ends before, it is filled here; if none of them fills any for too long (it
+    /// may be stopped), they become private to this process. Returns how long it only waited. Interrupted when a signal
     /// asks to stop meanwhile. runtime Error where the system gives no memory that the device can read.
     using Filler = std::function<void(BufferId id, const at::Tensor& memory)>;
     std::chrono::milliseconds fill(const Filler& fill_one,
@@ -75,7 +75,7 @@ class CommonMemory {
     at::Device device_;
     std::set<int> nodes_;
     std::vector<std::shared_ptr<Piece>> pieces_;  ///< by BufferId
-    std::string why_own_;                         ///< some are not in common
+    std::string why_own_;                         ///< some are not shared
 };
 
 }  // namespace unsloth::memory

@@ -12,7 +12,7 @@
 
 namespace unsloth::memory {
 
-/// When a buffer's content must survive. Buffers with no phase in common may share bytes.
+/// When a buffer's content must survive. Buffers that share no phase may share bytes.
 enum Phase : uint8_t {
     forward = 1,   ///< embedding and the layers' forward pass
     head = 2,      ///< final norm, lm_head, loss and their gradients
@@ -31,7 +31,7 @@ struct Entry {
     int64_t bytes = 0;
     uint8_t phases = always;
     int64_t offset = -1;  ///< set by place()
-    std::string content;  ///< what it will hold, for those who have it in common (CommonMemory)
+    std::string content;  ///< what it will hold, for processes that share it (CommonMemory)
 };
 
 /// By name, for an arena; or by size alone, for what is only weighed: thousands of plans are before one is taken.
@@ -50,8 +50,8 @@ class Plan {
     bool named() const { return named_; }
     /// Buffers that are alike, of a plan by size alone.
     void add_sizes(int64_t bytes, uint8_t phases, int64_t count);
-    /// Assigns offsets (multiples of 512 bytes): larger buffers first, each at the lowest place where no buffer with a
-    /// common phase lies.
+    /// Assigns offsets (multiples of 512 bytes): larger buffers first, each at the lowest offset where it overlaps no
+    /// buffer with a shared phase.
     void place();
     /// Bytes of the one allocation, the same by name and by size alone; valid after place().
     int64_t total_bytes() const { return total_; }
@@ -80,9 +80,9 @@ class Plan {
     int64_t total_ = 0;
 };
 
-/// What a run takes of a CUDA device's memory, by the caching allocator's count, beside two arenas: less than half a
-/// MiB of scalars and tables of a step, and up to 1 MiB an arena, the most that the allocator does not split off a
-/// block.
+/// What a run takes of a CUDA device's memory in addition to two arenas, by the caching allocator's count: less than
+/// half a MiB of scalars and tables of a step, and up to 1 MiB an arena, the most that the allocator does not split off
+/// a block.
 inline constexpr int64_t beside_arenas_bytes = int64_t{3} << 20;
 
 /// The memory of a placed plan on a device.
@@ -90,7 +90,7 @@ class Arena {
   public:
     /// Allocates the plan's bytes at once; runtime Error with the plan's table when the device cannot give them.
     Arena(Plan plan, at::Device device);
-    /// Host memory that `device` can read and write: page-locked for a CUDA device, plain for the CPU. Errors as above.
+    /// Host memory that `device` can read and write: pinned for a CUDA device, plain for the CPU. Errors as above.
     static Arena host(Plan plan, at::Device device);
     /// The buffer as a contiguous tensor. CheckError when sizes x dtype exceed the buffer.
     at::Tensor tensor(BufferId id, at::IntArrayRef sizes, at::ScalarType dtype) const;
@@ -119,7 +119,7 @@ int64_t peak_allocated_bytes(at::Device device);
 struct AllocatorUse {
     int64_t allocated = 0, peak_allocated = 0;  ///< by tensors
     int64_t reserved = 0;                       ///< from the driver
-    /// Of what is reserved, the share in use by nobody: gaps between tensors, and blocks kept for the next ones.
+    /// The share of reserved memory that is unused: gaps between tensors, and blocks kept for the next ones.
     double fragmentation() const {
         return reserved > 0 ? 1.0 - static_cast<double>(allocated) / static_cast<double>(reserved) : 0.0;
     }

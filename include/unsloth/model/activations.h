@@ -2,8 +2,8 @@
 //
 // Legend: T tokens, t of them whose residual stream this rank has (model/tensor_parallel.h; alone: all), D hidden, F
 // intermediate, N q+k+v width, H heads, d head_dim, R a group's rank. Buffers that enter a product with adapters carry
-// R more columns ("_full"): [x | x·Aᵀ] or [dy | dy·sB]; their rows lie row_stride() of that apart. What a layer's MLP
-// makes and nobody keeps has a tile's rows (spec::RunPlan::row_tile).
+// R more columns ("_full"): [x | x·Aᵀ] or [dy | dy·sB]; their row stride is row_stride() of that. The MLP's outputs
+// that are not saved have a tile's rows (spec::RunPlan::row_tile).
 #pragma once
 
 #include <deque>
@@ -71,8 +71,8 @@ struct BalanceBuffers {
     at::Tensor sums_2E, loss, slopes_E;
 };
 
-/// Buffers that no layer keeps. Where 8-bit codes suffice (model/linear_group.h), rows beside their adapters' columns
-/// are left as they were.
+/// Buffers that no layer keeps. Where 8-bit quantized values suffice (model/linear_group.h), rows are not written
+/// except for their adapters' columns.
 struct Scratch {
     at::Tensor h_full;     ///< [T, max(D, Nq) + R]: norm outputs; in the backward pass dh and d(attention output)
     at::Tensor act_full;   ///< [tile, F + R]: SwiGLU's output, then its gradient; of experts [T, k (F + R)]
@@ -104,14 +104,14 @@ struct HeadBuffers {
     at::Tensor logits_CV;          ///< one chunk of rows; of the rank's slice of the vocabulary
     at::Tensor dlogits_CV;         ///< its gradient in the compute type; undefined where that takes its place
     at::Tensor statistics;         ///< fp32: of a chunk's rows in each slice (ops/cross_entropy.h); undefined with one
-    at::Tensor lm_head_VD;         ///< expanded; undefined where it lies as its products read it
+    at::Tensor lm_head_VD;         ///< dequantized; undefined where its GEMMs read it as stored
     ops::CodedMatrix codes;        ///< flat: of a chunk's h, then of its logits' gradient; undefined without
 };
 
-/// What a tower's backward pass has beside: a block is computed again from its input. Flat, as VisionBuffers.
+/// Additional buffers of a tower's backward pass, which recomputes a block from its input. Flat, as VisionBuffers.
 struct TowerBackward {
     /// [depth + 1, patches of a micro-batch, C]: of the blocks, and the last one's output. With tiles the global
-    /// blocks' and the last one's output follow, and a micro-batch has so many images' rows.
+    /// blocks' and the last one's output follow, and rows are those of a micro-batch's images.
     at::Tensor inputs;
     at::Tensor dfeatures;  ///< with tiles [rows, D]: the features' gradient, which layers that cross add to
     at::Tensor da;         ///< with tiles fp32: of the projector's A, in its order of columns here
@@ -135,7 +135,7 @@ struct VisionBuffers {
     at::Tensor positions, cos, sin;  ///< int32 [P, 2], fp32 [P, d / 2]: of the rotation
     at::Tensor tokens;               ///< int32: the image's tokens in the tower's order
     at::Tensor
-        stacked;  ///< of a tower over tiles: outputs of its last layer and of the chosen ones, one beside another
+        stacked;  ///< of a tower over tiles: outputs of its last layer and of the selected earlier ones, concatenated
     /// [most image tokens, D] of a micro-batch; with tiles [most rows, D + R]. Backward their gradient is there.
     at::Tensor features;
     std::vector<at::Tensor> deepstack;  ///< the same for VisionSpec::deepstack; each micro-batch's own
@@ -212,7 +212,7 @@ struct ActivationSizes {
     ObjectiveNeeds objective;          ///< none: cross-entropy of the targets
     spec::CodedProducts coded{};       ///< products that read codes of their inputs
     spec::CodedProducts head_coded{};  ///< those by lm_head
-    bool expands_head = false;         ///< lm_head does not lie as its products read it
+    bool expands_head = false;         ///< lm_head is not stored as its GEMMs read it
     bool trains_embedding = false;
     int64_t tower_rank = 0;  ///< columns of the widest adapter of a tower's linears; 0: there is none
     bool trains_tower = false;
@@ -255,8 +255,8 @@ struct ActivationTensors {
     std::vector<ops::KvCache> caches;
 };
 
-/// The tensors of one of the micro-batches in flight, cut to its tokens. What outlives a layer is its own; scratch, and
-/// what is made again in the backward pass, are the same memory for all of them.
+/// The tensors of one of the micro-batches in flight, cut to its tokens. What outlives a layer is its own; all of them
+/// share the memory of scratch and of recomputed activations.
 class Activations {
   public:
     /// Submits the buffers of all micro-batches in flight; `run` has one entry a layer. Where tensor-parallel ranks do

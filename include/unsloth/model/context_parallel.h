@@ -1,7 +1,7 @@
 // The ranks that share each row's tokens (data/context_slice.h). All but attention treats a token alone, or within its
 // rank; for attention keys and values of all ranks are gathered, and their gradients summed onto the rank that has the
-// token. Gradients of what is trained are sums over tokens: a rank's are its terms, which the step's sum over all ranks
-// (with those of data parallel) adds up.
+// token. Gradients of trained parameters are sums over tokens: a rank has its terms, which the step's sum over all
+// ranks (with those of data parallel) adds up.
 #pragma once
 
 #include "unsloth/comm/communicator.h"
@@ -18,7 +18,7 @@ class ContextParallel {
         if (ranks != nullptr) place_ = {ranks->rank(), ranks->size()};
     }
 
-    /// To plan with: there is nobody to exchange with.
+    /// To plan with: there is no rank to exchange with.
     explicit ContextParallel(data::ContextRank place) : place_(place) {}
 
     const data::ContextRank& place() const { return place_; }

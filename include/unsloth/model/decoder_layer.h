@@ -14,11 +14,11 @@ namespace unsloth::model {
 /// Attention of a layer of this model: heads, scale and the layer's window.
 ops::AttentionShape attention_shape(const spec::ModelSpec& spec, int64_t layer);
 
-/// Generation: the tokens' keys and values join those of earlier ones in the cache. Rows that go on from there come
-/// first, then those that begin with this pass, TokenInputs::segments.
+/// Generation: the tokens' keys and values join those of earlier ones in the cache. Rows that resume from the cache
+/// come first, then those that begin with this pass, TokenInputs::segments.
 struct DecodeBatch {
     const std::vector<ops::KvCache>* caches;  ///< one a layer
-    at::Tensor slots_T;                       ///< int32: where in it each token's lie
+    at::Tensor slots_T;                       ///< int32: each token's slot in the cache
     ops::PagedRows going_on;
 };
 
@@ -29,8 +29,8 @@ struct TokenInputs {
     std::vector<RopeTable> ropes;  ///< by ModelSpec::ropes
     ops::Segments segments;
     at::Tensor key_tokens_K;     ///< int32: the tokens that are segments' keys; undefined: each is one key
-    at::Tensor key_places_TP;    ///< int32: where each token stands among them, or -1; of training
-    int64_t all_keys = 0;        ///< these are of so many, of all ranks that share the rows; 0: of this rank's tokens
+    at::Tensor key_places_TP;    ///< int32: each token's position among them, or -1; of training
+    int64_t all_keys = 0;        ///< number of keys, of all ranks that share the rows; 0: of this rank's tokens
     at::Tensor row_T, offset_T;  ///< for dropout; may be undefined
     at::Tensor adapter_T;        ///< int32: which of several adapters the token has, -1: none; undefined: there is one
     std::shared_ptr<const ImageSight> sight;     ///< of layers that cross; nullptr: there are no images for them
@@ -58,8 +58,8 @@ void layer_forward(const LayerContext& c, const weights::LayerWeights& w, const 
                    const at::Tensor& x_next_tD, spec::LayerSteps steps = {});
 
 /// Turns the gradient in scratch.g_full (columns 0..D) from that of the layer's output into that of its input, and adds
-/// the layer's parameter gradients. What was not kept is computed again first. `input_gradient` false: nothing below is
-/// trained, the gradient of the input is left out.
+/// the layer's parameter gradients. What was not saved is recomputed first. `input_gradient` false: no parameter below
+/// is trained, and the gradient of the input is not computed.
 void layer_backward(const LayerContext& c, const weights::LayerWeights& w, const LayerSaved& saved, spec::Keep keep,
                     bool input_gradient);
 

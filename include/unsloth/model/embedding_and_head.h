@@ -1,4 +1,4 @@
-// What lies outside of the decoder layers, forward and backward: the embeddings; the final norm, lm_head and the loss.
+// The model outside its decoder layers, forward and backward: the embeddings; the final norm, lm_head and the loss.
 #pragma once
 
 #include "unsloth/model/head_objective.h"
@@ -19,7 +19,7 @@ void tower_backward(ops::Context& ctx, const Network& network, const MicroBatch&
 /// Adds the gradient of a trained embedding, from that of the first layer's input.
 void embedding_backward(ops::Context& ctx, const Network& network, const MicroBatch& micro);
 
-/// The residual rows with a target, normed: head().h_nD; and lm_head expanded, where it does not lie as it is read.
+/// The residual rows with a target, normed: head().h_nD; and lm_head dequantized, where GEMMs cannot read it as stored.
 void gather_head_rows(ops::Context& ctx, const Network& network, const MicroBatch& micro);
 /// Logits [rows, V] of the gathered rows [first, first + rows), at most one chunk; in the rank's slice of the
 /// vocabulary.
@@ -27,8 +27,8 @@ at::Tensor head_logits(ops::Context& ctx, const Network& network, const MicroBat
 /// Turns a chunk's logits into the losses of its rows: cross-entropy.
 void head_loss(ops::Context& ctx, const Network& network, const MicroBatch& micro, int64_t first,
                const at::Tensor& logits_CV, LogitsGradient gradient);
-/// The objective's loss of the micro-batch, the gradients of what is trained here, and in scratch().g_full the gradient
-/// of the last layer's output. The full [T, V] logits never exist.
+/// The objective's loss of the micro-batch, this rank's gradients of trained parameters, and in scratch().g_full the
+/// gradient of the last layer's output. The full [T, V] logits never exist.
 void head_forward_backward(ops::Context& ctx, const Network& network, const MicroBatch& micro,
                            HeadObjective& objective);
 

@@ -23,7 +23,7 @@ class HeadObjective {
     virtual bool weighs() const = 0;
     /// Whether chunk_loss() needs the weights when it makes the gradient: the head's products are computed twice then.
     virtual bool weighs_before_gradient() const { return false; }
-    /// Before the passes of a micro-batch: puts what weigh() needs of it beside its tokens. Nothing synchronises.
+    /// Before the passes of a micro-batch: uploads what weigh() needs, in addition to its tokens. Nothing synchronises.
     virtual void upload(const data::Batch& batch, MicroBatch& micro) = 0;
     /// The micro-batch's head().loss_n hold -log p of its targets: adds its loss to ctx.outcome, and writes the weights
     /// of its rows to head().weight_n. Called once for each micro-batch with targets, in their order.

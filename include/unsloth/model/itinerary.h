@@ -63,8 +63,8 @@ inline std::vector<int> layers_of(const Itinerary& actions) {
     return layers;
 }
 
-/// The parameters' units (weights/unit.h) in a network of so many layers, as actions meet them; `tied`:
-/// the embeddings are lm_head, too.
+/// The parameters' units (weights/unit.h) in a network of `layers` layers, as actions meet them; `tied`: the embeddings
+/// are lm_head, too.
 struct Units {
     int layers = 0;
     bool tied = false;

@@ -47,7 +47,7 @@ class KeptFeatures final : public data::KeptImages {
     Counts counts_;
 };
 
-/// Bytes that an image of so many patches (or tiles) takes there.
+/// Bytes that an image of this many patches (or tiles) takes there.
 int64_t kept_bytes(const spec::ModelSpec& spec, const weights::LayerLayout& layout, at::ScalarType dtype,
                    int64_t patches);
 

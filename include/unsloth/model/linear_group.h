@@ -25,7 +25,7 @@ inline const char* input_name(const spec::ModelSpec& spec, Group g) {
     return layer_norm_name(spec, attention ? spec::TensorRole::input_norm : spec::TensorRole::post_norm).data();
 }
 
-/// What the products of a layer need beside its weights.
+/// What the GEMMs of a layer need in addition to its weights.
 struct GroupContext {
     ops::Context& ctx;
     const TensorParallel& tp;
@@ -37,7 +37,7 @@ struct GroupContext {
     // Dropout of adapters' inputs, one mask a projection as in PEFT; p = 0: none.
     double dropout = 0.0;
     at::Tensor row_T, offset_T;
-    // Several adapters beside each other, of which each token has at most one (weights/multi_lora_adapters.h).
+    // Several adapters concatenated, of which each token has at most one (weights/multi_lora_adapters.h).
     at::Tensor adapter_T;                                  ///< int32; undefined: there is one, all have it
     const weights::ByGroup<at::Tensor>* owners = nullptr;  ///< whose columns the groups' are, int32
     at::Tensor dropped;                                    ///< flat scratch, of the most elements that an input has

@@ -33,9 +33,9 @@ struct LoadRequest {
     std::vector<weights::NamedAdapter> adapters;  ///< PEFT folders that generation's tokens choose among, instead
     weights::AdapterSlots adapter_slots;          ///< or empty places for those that come later
     bool trains = false;                          ///< gradients and optimizer states too
-    bool saves = false;  ///< with trains: checkpoints are written while it goes on (ModelParts::copies)
+    bool saves = false;  ///< with trains: checkpoints are written during training (ModelParts::copies)
     config::Optimizer optim = config::Optimizer::adamw_8bit;
-    weights::ShardingPolicy sharding;  ///< of what is trained
+    weights::ShardingPolicy sharding;  ///< of the trained parameters
     weights::Share peers;  ///< ranks of one machine that hold the frozen layers among them; one: each holds all
     /// The ranks of `peers` and of the sharding policy's share; nullptr: one (or load() is not called).
     comm::Communicator *peer_ranks = nullptr, *sharers = nullptr;
@@ -43,8 +43,8 @@ struct LoadRequest {
     double noise_alpha = 0;                     ///< NEFTune's; 0: none
     double router_aux = 0;                      ///< of each micro-batch's balance of experts; 0: none
     spec::CodedProducts coded{};                ///< of the frozen linears (bf16 runs)
-    int64_t mantissa_bits = 0;                  ///< that frozen linears keep, which lie ready (bf16 runs); 0: all
-    bool offload_embedding = false;             ///< the input embeddings of a CUDA run stay in page-locked host memory
+    int64_t mantissa_bits = 0;                  ///< that frozen linears keep which are stored ready (bf16 runs); 0: all
+    bool offload_embedding = false;             ///< the input embeddings of a CUDA run stay in pinned host memory
     std::optional<std::string> offload_folder;  ///< for weights on the disk that the checkpoint has in another form
     bool records = false;                       ///< passes are recorded where shapes repeat (ModelParts::records)
     std::shared_ptr<const spec::KernelTable>
@@ -54,18 +54,18 @@ struct LoadRequest {
     ContextParallel cp;               ///< its ranks have parts of the rows, as `sizes` say
     int processes = 1;                ///< of this machine that plan alike: they take its host memory together
     int writers = 1;                  ///< of these, that write a part of each checkpoint
-    /// What processes hold of the base in host memory, until it is loaded; nullptr: nobody is asked, as where the plan
-    /// is for another machine.
+    /// The base's parts that processes have in host memory, until it is loaded; nullptr: no process is asked, as where
+    /// the plan is for another machine.
     std::shared_ptr<memory::HeldMemory> held;
-    /// Where features of images are kept, in so many bytes of host memory (0: none are kept, but images are seen one
-    /// after another all the same); nullptr: nowhere.
+    /// Where features of images are kept, within this many bytes of host memory (0: none are kept, but images are seen
+    /// one after another all the same); nullptr: nowhere.
     std::shared_ptr<KeptFeatures> kept;
     int64_t kept_bytes = 0;
     Pipeline pp;  ///< whose stage is; its micro-batches in flight are the least of a plan
     ActivationSizes sizes;
     spec::RunPlan run;
-    int64_t fewest_tokens = 0;  ///< a pass has at least so many (generation: one); 0: about as many as `sizes` says
-    /// Adapters of answers lie beside 4-bit tiles for good, where products read these; else each pass brings them
+    int64_t fewest_tokens = 0;  ///< a pass has at least this many (generation: one); 0: about as many as `sizes` says
+    /// Adapters of generation stay permanently next to 4-bit tiles, where GEMMs read these; else each pass copies them
     /// there.
     bool tails_may_stay = true;
 };
@@ -89,7 +89,7 @@ class ModelPlan {
     /// What the base and its adapters are rounded to together.
     spec::ServeGrid grid() const { return request_.lora ? request_.lora->serve_grid : spec::ServeGrid::none; }
     const weights::LayerLayout& layout() const { return layout_; }
-    /// What is trained; of a pipeline by all ranks, and by this one.
+    /// The trained parameters; of a pipeline by all ranks, and by this one.
     const weights::ParameterTable* table() const { return table_.get(); }
     const weights::ParameterTable* own_table() const { return own_table_.get(); }
     /// Adapters of a tower over images are trained: its features are those of one step, and cannot be kept.
@@ -99,15 +99,15 @@ class ModelPlan {
     /// What stays for the whole run, and what the step takes, buffer by buffer: lists that are made by each call.
     memory::Plan resident() const;
     memory::Plan step() const;
-    /// What of the base lies here for all peers.
+    /// The part of the base that this rank holds for all peers.
     memory::Plan peer() const;
-    /// Page-locked host memory of a CUDA run: what layers keep there, and copies for checkpoints.
+    /// Pinned host memory of a CUDA run: what layers keep there, and copies for checkpoints.
     memory::Plan host() const;
-    /// The same of what all processes with this base have in common on the machine: its layers and embeddings.
+    /// The same of what all processes with this base share on the machine: its layers and embeddings.
     memory::Plan common() const;
     /// Of all of the run's processes on the machine.
     int64_t host_bytes() const { return need().host; }
-    /// How many parts of the base, each for some of the run's processes here, lie in host memory.
+    /// How many parts of the base, each for some of the run's processes here, are in host memory.
     int base_copies() const {
         return static_cast<int>(std::min<int64_t>(request_.processes, request_.tp.place().size));
     }
@@ -122,8 +122,8 @@ class ModelPlan {
     spec::MemoryNeed estimate(const spec::RunPlan& run) const;
     /// Bytes on the request's device, never less than the allocator's peak; the CPU's are the host's too.
     int64_t total_bytes() const { return need().device; }
-    /// Device memory that the driver takes for recorded passes, estimated from the number of layers.
-    /// On a GPU, of what is in no plan: scalars, what the allocator rounds up, and what a library takes for its calls.
+    /// Device memory that the driver takes for CUDA graphs, estimated from the number of layers. On a GPU, memory that
+    /// is in no plan: scalars, what the allocator rounds up, and what a library takes for its calls.
     int64_t beside_arenas() const;
     int64_t recorded_bytes() const { return recorded_bytes(parts_, request_.run); }
     /// The plans as one table.
@@ -131,7 +131,7 @@ class ModelPlan {
     /// "nf4 (double quantised)", "bf16", … as the run will hold the linears.
     std::string base_description() const { return parts_.base->description(); }
     std::string form_of(int64_t layer) const { return parts_.base->form_of(static_cast<int>(layer)); }
-    /// Bytes of each line of the table: of the device's plans (on the CPU the host's too) and of recorded passes.
+    /// Bytes of each line of the table: of the device's plans (on the CPU the host's too) and of CUDA graphs.
     std::map<std::string, int64_t> groups() const;
 
     /// As BasePlan's of these names.
@@ -140,8 +140,8 @@ class ModelPlan {
     int widest_bits() const { return parts_.base->widest_bits(); }
     void require_expanded() const { parts_.base->require_expanded(); }
 
-    /// What all processes of a LoadShare must have in common: every buffer on the device that they fill together, its
-    /// name and size, as a hash.
+    /// What must be equal in all processes of a LoadShare: every buffer on the device that they fill together, its name
+    /// and size, as a hash.
     std::string resident_fingerprint() const;
     /// Allocates and loads: a share of it, where there are others (weights/base_plan.h); adapters are read by everyone.
     /// Their values come from the PEFT folder, or A Kaiming-uniform(a = sqrt 5) and B zero.

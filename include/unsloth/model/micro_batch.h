@@ -19,8 +19,8 @@ class MicroBatch {
                int lowest_layer, PassCounts& counts, int slices = 1);
 
     /// Puts the batch's ids, targets and segments on the device, cuts the activations to its tokens and makes its RoPE
-    /// table. Tokens that are missing to a multiple of the slices are added behind the segments. Images are kept for
-    /// the tower. CheckError for some that were not planned for. Nothing synchronises.
+    /// table. Padding tokens up to a multiple of the slices follow the segments. Images are kept for the tower.
+    /// CheckError for some that were not planned for. Nothing synchronises.
     void upload(const data::Batch& batch);
     /// After upload(): rows and offsets that dropout's masks and noise are drawn from.
     void upload_rows(const data::Batch& batch);
@@ -32,8 +32,8 @@ class MicroBatch {
     /// After upload(): the first values of the objective's buffer of that number.
     void upload_to(std::size_t buffer, const std::vector<int32_t>& values);
     void upload_to(std::size_t buffer, const std::vector<float>& values);
-    /// After upload() of rows of which the first go on from keys in the cache: `slots_T` is where each token's are put.
-    /// `adapter_T`: which of several adapters each has; empty: there is one.
+    /// After upload() of rows of which the first resume from keys in the cache: `slots_T` is where each token's are
+    /// put. `adapter_T`: which of several adapters each has; empty: there is one.
     void forward_with_kv_cache(const data::Batch& batch, const std::vector<int32_t>& slots_T,
                                const std::vector<int32_t>& adapter_T, ops::PagedRows rows);
 

@@ -24,12 +24,12 @@ struct ModelParts {
     bool records = false;  ///< passes over micro-batches of a shape that repeats are recorded (CUDA graphs)
 };
 
-/// Rows of generation: first those that go on from the cache (of them first those of one token), then those that begin.
+/// Rows of generation: first those that resume from the cache (of them first those of one token), then new ones.
 struct CachedPass {
     data::Batch batch;               ///< ids, positions, segments, longest; target_index: where logits are wanted
     std::vector<int32_t> slots_T;    ///< the place in the cache of each token's keys and values
     std::vector<int32_t> adapter_T;  ///< which of the plan's adapters each token has, -1: none; empty where it has one
-    ops::PagedRows rows;             ///< what the host knows of those that go on
+    ops::PagedRows rows;             ///< what the host knows of those that resume
     /// Of a model whose layers cross: what these rows see; nullptr: none has images. Those that the tower sees now,
     /// whose keys layers keep.
     std::shared_ptr<const ImageSight> sight;
@@ -89,10 +89,10 @@ class Model {
     at::Tensor forward_layer(const data::Batch& batch, int layer, const at::Tensor& x_TD);
 
     /// A forward pass of generation: `on_logits` sees those of the batch's targets, as score() gives them; `pass` says
-    /// which rows go on from the plan's cache and where each token's keys and values are put. Nothing synchronises.
+    /// which rows resume from the plan's cache and where each token's keys and values are put. Nothing synchronises.
     void forward_with_kv_cache(const CachedPass& pass, const OnLogits& on_logits);
 
-    /// Whoever fills the cache claims it first, and again where cache_claim() is another's: its keys are overwritten.
+    /// Claim the cache before filling it, and again when cache_claim() is another caller's: its keys are overwritten.
     uint64_t claim_cache() { return ++cache_claim_; }
     uint64_t cache_claim() const { return cache_claim_; }
 
@@ -101,7 +101,7 @@ class Model {
 
     /// Which place of the network a site code names ("layer 3, input norm (forward)").
     std::string describe_site(uint32_t code) const;
-    /// The layer that it lies in; nothing for what is in none.
+    /// The site's layer; nothing for a site in none.
     std::optional<int64_t> layer_of_site(uint32_t code) const;
 
     /// The flat parameters changed: compute copies are stale. All ranks of a share together.
@@ -162,7 +162,7 @@ class Model {
     ModelParts parts_;
     TrainingRoute route_;
     PassCounts counts_;
-    uint64_t cache_claim_ = 1;                                ///< 0: nobody has claimed it
+    uint64_t cache_claim_ = 1;                                ///< 0: unclaimed
     std::vector<std::unique_ptr<MicroBatch>> micro_batches_;  ///< of places: number m of a walk takes m mod their count
     Borders borders_;
     RecordedPasses recorded_, recorded_decoding_;  ///< of work that knows those above by address

@@ -1,9 +1,9 @@
 // Moves what layers keep for their backward pass to pinned host memory and back, while other layers compute.
 //
-// On the device lie the matrices of two layers (and the inputs of three, because a layer writes the next one's): while
-// layer i computes, layer i - 1 moves. Where inputs wait as codes (spec::RunPlan::inputs_in_fp8), these move instead,
-// and the input is made of them again before its layer's backward pass. The two top ones of the layers that offload
-// never leave the device: the backward pass comes to them before others could use their place.
+// The device holds the matrices of two layers (and the inputs of three, because a layer writes the next one's): while
+// layer i computes, layer i - 1 moves. Where inputs wait quantized (spec::RunPlan::inputs_in_fp8), the quantized values
+// move instead, and the input is dequantized before its layer's backward pass. The two top layers that offload never
+// leave the device: the backward pass comes to them before others could use their place.
 #pragma once
 
 #include "unsloth/model/activations.h"

@@ -25,8 +25,8 @@ namespace unsloth::model {
 
 class ParameterStore {
   public:
-    /// `sharers`: the ranks of the parameters' share, nullptr where it is one's. `tied`: the embeddings that another
-    /// stage of the pipeline trains too, as lm_head; nullptr: none. All outlive this.
+    /// `sharers`: the data-parallel group of the parameters' share, nullptr where it is one's. `tied`: the embeddings
+    /// that another stage of the pipeline trains too, as lm_head; nullptr: none. All outlive this.
     ParameterStore(ops::Context& ctx, weights::Parameters& parameters, comm::Communicator* sharers, Pipeline pipeline,
                    const weights::Parameter* tied);
 
@@ -121,8 +121,8 @@ class ParameterStore {
     std::vector<bool> kept_;  ///< by unit: of this step's gradients some are among the sums
     std::vector<GradientStretch> buckets_;
     std::vector<ops::Event> complete_;          ///< one a bucket
-    at::Tensor stage_squares_, slice_squares_;  ///< fp64: one a stage of a pipeline; one a sharer
-    at::Tensor far_squares_;                    ///< fp64, one a sharer: with gradients in host memory
+    at::Tensor stage_squares_, slice_squares_;  ///< fp64: one a stage of a pipeline; one a rank of the group
+    at::Tensor far_squares_;                    ///< fp64, one a rank of the group: with gradients in host memory
 
     ops::Context host_{at::kCPU};
     spec::StepOutcome host_outcome_{};

@@ -27,7 +27,7 @@ class Pipeline {
     const PipelineShape& shape() const { return shape_; }
     /// This rank's micro-batches in flight: how many have activations of their own.
     int places() const { return alone() ? 1 : places_[static_cast<std::size_t>(stage_.rank)]; }
-    /// Of a step of so many micro-batches.
+    /// Of a step of this many micro-batches.
     ChunkPasses passes(int micro_batches) const;
     /// nullptr where the pipeline has one rank, or is planned alone.
     const comm::Mesh* mesh() const { return mesh_; }
@@ -46,7 +46,7 @@ class Borders {
 
     /// The input of the layer above a border, from the rank below (forward), or its gradient from the rank above.
     void receive(Direction direction, const at::Tensor& values_TD, int micro);
-    /// The same to the other rank, beside what follows; the values stay until release() of the place.
+    /// Sends the same to the other rank, overlapped with later work; the values stay until release() of the place.
     void send(Direction direction, const at::Tensor& values_TD, int micro, int place);
     /// What was sent of the micro-batch in this place has arrived, for work issued afterwards.
     void release(int place);

@@ -15,7 +15,7 @@ struct Site {
     bool operator==(const Site&) const = default;
 };
 
-/// Codes order by execution, in a network of so many layers: the layers' norms, the final norm and the loss; then the
+/// Codes order by execution, in a network of `layers` layers: the layers' norms, the final norm and the loss; then the
 /// layers' norms of the backward pass, from the last to the first.
 inline uint32_t code_of(const Site& site, int layers) {
     const auto count = static_cast<uint32_t>(layers), layer = static_cast<uint32_t>(site.layer);

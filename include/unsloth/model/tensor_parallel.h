@@ -1,13 +1,13 @@
 // The ranks that compute a model's layers together, each with its slices of the matrices (spec/slice.h).
 //
-// What lies between the products is cut by rows (sequence parallel: Korthikanti et al., arXiv 2205.05198): of each tile
+// Activations between the GEMMs are cut by rows (sequence parallel: Korthikanti et al., arXiv 2205.05198): of each tile
 // of a micro-batch's tokens (model/row_range.h) a rank has an equal slice of the residual stream, its gradient, and the
-// norms. A product that is cut by outputs reads all rows, from an all-gather; of one that is cut by inputs the ranks'
-// terms are summed onto the rows' ranks, by a reduce-scatter; on the way back each stands where the other did.
+// norms. A GEMM that is cut by outputs reads all rows, from an all-gather; of one that is cut by inputs the ranks'
+// terms are summed onto the rows' ranks, by a reduce-scatter; the backward pass swaps the two.
 //
 // A rank's gradients of trained parameters are its terms of them: the flat buffer has every rank's whole, and what
-// others compute of it is 0 there, so that one sum over all ranks (with those of data parallel) makes them whole. What
-// comes out alike on all of them (biases behind a sum, the final norm) is the first one's to add.
+// others compute of it is 0 there, so that one sum over all ranks (with those of data parallel) makes them whole. The
+// first rank adds what is equal on all of them (biases after a sum, the final norm).
 #pragma once
 
 #include "unsloth/comm/communicator.h"
@@ -24,7 +24,7 @@ class TensorParallel {
         if (ranks != nullptr) place_ = {ranks->rank(), ranks->size()};
     }
 
-    /// To plan with: there is nobody to exchange with.
+    /// To plan with: there is no rank to exchange with.
     explicit TensorParallel(spec::TensorRank place) : place_(place) {}
 
     const spec::TensorRank& place() const { return place_; }

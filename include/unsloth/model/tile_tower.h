@@ -26,7 +26,7 @@ struct SegmentFeatures {
     int32_t adapter = -1;  ///< which of several makes their keys; -1: none of them
 };
 
-/// What the tokens of one row see of its images' features, which lie together: those of all its images' own tiles in
+/// What the tokens of one row see of its images' features, which are contiguous: those of all its images' own tiles in
 /// the order of their tokens, then those of padding.
 struct RowSight {
     std::vector<TilePlace> places;            ///< of each image

@@ -1,5 +1,5 @@
-// A tower over images, forward and backward: from a micro-batch's pixels to what stands for its image tokens, and from
-// the gradient of that to those of its adapters.
+// A tower over images, forward and backward: from a micro-batch's pixels to the features of its image tokens, and from
+// the gradient of these to those of its adapters.
 #pragma once
 
 #include "unsloth/data/batch.h"
@@ -11,7 +11,7 @@
 
 namespace unsloth::model {
 
-/// Fills b.features and b.deepstack with what stands for the images' tokens, in their order. Images that share their
+/// Fills b.features and b.deepstack with the features of the images' tokens, in their order. Images that share their
 /// pixels are seen once. `together`: as many at a time as b has room for; else one after another, so that an image's
 /// features are the same bits in whatever pass it is. `adapted`: with the tower's adapters, if it has some. Where b has
 /// room for it, what enters the blocks is kept for see_images_backward. With `kept`, of a tower without adapters, one
@@ -20,8 +20,8 @@ void see_images(ops::Context& ctx, const spec::VisionSpec& spec, const weights::
                 const VisionBuffers& b, const std::vector<data::Image>& images, bool together, bool adapted,
                 KeptFeatures* kept = nullptr);
 /// After see_images of the same images, together and adapted: adds the gradients of the adapters, whose parameters
-/// `parameters` are, from those of b.features and b.deepstack, which lie in these buffers. A block is computed again
-/// from what entered it. Nothing synchronises.
+/// `parameters` are, from those of b.features and b.deepstack, which are in these buffers. A block is recomputed from
+/// its input. Nothing synchronises.
 void see_images_backward(ops::Context& ctx, const spec::VisionSpec& spec, const weights::VisionWeights& w,
                          const VisionBuffers& b, const std::vector<data::Image>& images,
                          const weights::Parameters& parameters);

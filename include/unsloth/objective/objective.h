@@ -47,7 +47,7 @@ class Objective : public model::HeadObjective {
     /// Adds a batch of rows with these -log p (fp32 [labels], on the CPU) and references of these rows.
     virtual void evaluate(const data::Batch& batch, const at::Tensor& losses, const References& references,
                           Sums& sums) = 0;
-    /// The loss that all ranks' sums over so many rows say.
+    /// The loss from all ranks' sums over this many rows.
     virtual double evaluated(const Sums& sums, const data::Extent& of) const = 0;
     /// After the last batch of an evaluation: what scales the probabilities of decisions; nothing for other objectives.
     virtual std::optional<formats::DecisionCalibration> calibrate(const SumOverRanks& /*sum*/) { return std::nullopt; }

@@ -1,4 +1,4 @@
-// What a student's teacher says of its targets: a model beside the student, or a file of what one said before.
+// What a student's teacher says of its targets: a model loaded with the student, or a file of earlier outputs.
 #pragma once
 
 #include <cstdint>
@@ -62,8 +62,8 @@ inline constexpr const char *format = "unsloth_teacher", *version = "1", *temper
 /// What `score --top_k` wrote.
 class TeacherFile final : public Teacher {
   public:
-    /// Input Error for a file that is none, or was made at another temperature. `top_k`: of each target so many tokens
-    /// count, the others join the rest; 0: all that the file has; usage Error for more.
+    /// Input Error for a file that is none, or was made at another temperature. `top_k`: of each target this many
+    /// tokens count, the others join the rest; 0: all that the file has; usage Error for more.
     TeacherFile(const std::filesystem::path& path, double temperature, int64_t top_k, int64_t vocab_size,
                 at::Device device);
     int64_t top_k() const { return k_; }

@@ -1,5 +1,5 @@
-// Questions about an input, which are answered by probabilities: /v1/decisions, and the rows that such answers are
-// learnt from. Both make their prompts with decision_prompt().
+// Questions about an input, which are answered by probabilities: /v1/decisions, and the examples that train such
+// answers. Both make their prompts with decision_prompt().
 #pragma once
 
 #include <cstdint>

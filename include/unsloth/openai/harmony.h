@@ -12,7 +12,7 @@
 
 namespace unsloth::openai {
 
-/// A token that frames messages or calls, and the byte that stands for it in patterns. UTF-8 has none of these bytes,
+/// A token that frames messages or calls, and the byte that represents it in patterns. UTF-8 has none of these bytes,
 /// so that a text cannot be taken for the token.
 struct FramingToken {
     const char* text;
@@ -34,8 +34,8 @@ grammar::Pattern any_final_message();
 /// With any number of messages in the channel `analysis` in front.
 grammar::Pattern after_analysis(grammar::Pattern pattern);
 
-/// A conversation as templates of harmony take it: what an assistant says beside a call joins its reasoning, which
-/// stands in front of the call. ApiError 400 where a message has several calls: they would write the first one alone.
+/// A conversation in the form of harmony's templates: what an assistant says in a message with a call joins its
+/// reasoning, which precedes the call. ApiError 400 for several calls: the templates would write the first alone.
 nlohmann::ordered_json harmony_row(nlohmann::ordered_json row);
 
 /// What leads from a prompt, which ends with the header of an assistant's message, to the text of its final message;

@@ -18,7 +18,7 @@ namespace unsloth::openai {
 
 struct ParseOptions {
     int64_t vocab_size = 0;       ///< token ids are below it
-    bool accept_unknown = false;  ///< fields that are not known are passed over
+    bool accept_unknown = false;  ///< unknown fields are ignored
     bool sees_images = false;     ///< messages may have parts image_url, and an `input` parts input_image
 };
 
@@ -46,7 +46,7 @@ struct AnswerRequest {
     std::optional<int64_t> max_tokens;  ///< of completions 16 unless said otherwise; of chats as many as there is room
     int64_t min_tokens = 0;
     int64_t n = 1;
-    std::optional<int64_t> logprobs;  ///< the likeliest tokens to report of each token, perhaps none; nullopt: nothing
+    std::optional<int64_t> logprobs;  ///< number of most likely tokens to report of each token, may be 0; nullopt: none
     std::vector<std::string> stop;
     std::vector<int32_t> stop_token_ids;
     bool include_stop = false, ignore_eos = false;

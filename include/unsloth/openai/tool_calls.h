@@ -36,7 +36,7 @@ enum class ToolFormat : uint8_t {
     harmony,  ///< a message to functions.NAME, framed by tokens: gpt-oss (generate/harmony.h reads it)
 };
 inline constexpr const char* mistral_marker = "[TOOL_CALLS]";
-inline constexpr char mistral_byte = '\xFD';  ///< stands for it in patterns, where it is one token (harmony.h)
+inline constexpr char mistral_byte = '\xFD';  ///< represents it in patterns, where it is one token (harmony.h)
 
 /// A conversation with a call of a tool, and the format that a chat template's text of it shows; nullopt: another one.
 nlohmann::ordered_json conversation_with_call();
@@ -72,7 +72,7 @@ class ToolCallReader {
         std::string content;
         std::vector<ToolDelta> calls;
     };
-    /// The text goes on with `text`; `ends`: nothing follows.
+    /// `text` continues the text; `ends`: nothing follows.
     Found add(std::string_view text, bool ends);
     bool has_calls() const { return calls_ > 0; }
 

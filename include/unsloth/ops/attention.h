@@ -41,19 +41,19 @@ struct AttentionShape {
 /// exp(l - l') and lse receives l' = log(exp(l) + exp(sink)). These two are all that the backward pass needs. On CUDA a
 /// kernel after the forward does so: out is rounded twice, and a call without lse takes one from ctx.workspace.
 ///
-/// CUDA: cuDNN serves bf16 and f16 with a head_dim that is a multiple of 8 up to 256, where it does in both directions
-/// on this card (asked once, then remembered), unless ctx.kernels has measured a direction to be faster by the portable
-/// form. Everything else goes to the portable form: own kernels of any dtype and
-/// head_dim up to 256 with a fixed order of summation, on tensor cores where a 16-bit dtype, a head_dim that is a
-/// multiple of 8 and 16-byte alignment let them. So do, of what cuDNN serves, more keys than queries where they were
-/// not planned for (attention_workspace), pointers or strides that are no multiple of 16 bytes, segments of unequal
-/// length when cuDNN has no packed form for the head_dim, and with ctx.deterministic the backward of unequal lengths,
-/// or of rows of which one kv head has more than 2 GiB of scores (16,384 tokens of four heads). Of these cuDNN serves
-/// rows of at least 8,192 tokens in the mean in tiles, of any alignment and number, where no window is felt, the heads
-/// of a token lie side by side, and keys before a segment's queries are a multiple of 128. Beyond 2^31 elements of a
-/// tensor, or of as many rows of q, k and v, which cuDNN's backward kernels do not reach, it gets a kv head at a time;
-/// the heads of a token must then lie side by side. Beyond as many elements of one kv head's queries the portable form
-/// serves.
+/// CUDA: cuDNN runs bf16 and f16 with a head_dim that is a multiple of 8 up to 256, where it supports both
+/// directions on this card (asked once, then remembered), unless ctx.kernels has measured the portable form to be
+/// faster in a direction. The portable form runs everything else. It has own kernels of any dtype and head_dim up to
+/// 256 with a fixed order of summation, on tensor cores where a 16-bit dtype, a head_dim that is a multiple of 8 and
+/// 16-byte alignment let them. It also runs these cases of cuDNN's: more keys than queries where they were not
+/// planned for (attention_workspace); pointers or strides that are no multiple of 16 bytes; segments of unequal
+/// length when cuDNN has no packed form for the head_dim; with ctx.deterministic the backward of unequal lengths, or
+/// of rows of which one kv head has more than 2 GiB of scores (16,384 tokens of four heads). Of these, cuDNN runs
+/// rows of at least 8,192 tokens in the mean in tiles, of any alignment and number, where no window applies, a
+/// token's heads are adjacent, and keys before a segment's queries are a multiple of 128. cuDNN's backward kernels
+/// do not reach beyond 2^31 elements of a tensor, or of as many rows of q, k and v: there it gets one kv head at a
+/// time, and a token's heads must be adjacent. Beyond as many elements of one kv head's queries the portable form is
+/// used.
 void attention_forward(Context& ctx, const AttentionShape& shape, const Segments& segments, const at::Tensor& q_THd,
                        const at::Tensor& k_SKd, const at::Tensor& v_SKd, const at::Tensor& out_THd,
                        const at::Tensor& lse, const at::Tensor& sinks_H = {});

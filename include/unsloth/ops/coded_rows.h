@@ -52,8 +52,8 @@ CodedMatrix coded_view(const CodedMatrix& scratch, int64_t rows, int64_t columns
 /// That view for rows that `w` multiplies: of its kind, with its factors.
 CodedMatrix codes_for(const CodedMatrix& w, const CodedMatrix& scratch, int64_t rows, int64_t columns);
 
-/// out [T, C] from x_TC, row stride free. Nothing where `out` is empty: nobody reads codes. Where out is int8 with a
-/// scale a row it is a weight: levels x, and writes out.factors.
+/// out [T, C] from x_TC, row stride free. Nothing where `out` is empty: no GEMM reads quantized values. Where out is
+/// int8 with a scale a row it is a weight: levels x, and writes out.factors.
 void quantize_rows(Context& ctx, const at::Tensor& x_TC, const CodedMatrix& out_TC);
 
 /// Of e4m3: out_TC = codes * scales, in fp32 and rounded once; row stride free, as quantize_rows takes rows.

@@ -1,5 +1,5 @@
-// What every operator needs beside its tensors: the device, the stream, library handles, planned workspace, and the
-// step's scalars where the device can read them.
+// What every operator needs in addition to its tensors: the device, the stream, library handles, planned workspace, and
+// the step's scalars where the device can read them.
 #pragma once
 
 #include <ATen/ATen.h>

@@ -18,7 +18,7 @@ struct DecisionLoss {
     at::Tensor shares_CW;   ///< fp32: at an option's first token its probability in the answer, at its others -1
     at::Tensor losses_C;    ///< fp32, written
     at::Tensor brier_C;     ///< fp32, written
-    at::Tensor accuracy_C;  ///< fp32, written: the answer's probability of the likeliest option
+    at::Tensor accuracy_C;  ///< fp32, written: the answer's probability of the most likely option
     bool gradient = false;  ///< logits become the gradient of the loss, times inv_loss_divisor * loss_scale
 };
 /// Without `gradient` the logits come back as they were.

@@ -11,7 +11,7 @@ namespace unsloth::ops {
 /// the process's number on this machine. A GPU becomes the calling thread's current one, which is where our kernels are
 /// launched.
 at::Device choose_device(const std::string& option, int local_rank = 0);
-/// A CUDA device without a number stands for a GPU that need not be here: what is asked of it is answered by bounds.
+/// A CUDA device without a number is a GPU that need not be present: queries about it are answered by bounds.
 inline bool is_absent(at::Device device) {
     return device.is_cuda() && !device.has_index();
 }

@@ -8,9 +8,9 @@
 
 namespace unsloth::ops {
 
-/// What a teacher says of rows: logits of all tokens, or its likeliest ones.
+/// A teacher's output for rows: logits of all tokens, or its most likely ones.
 struct TeacherRows {
-    at::Tensor logits_CU = {};  ///< in the student's dtype; ids from the smaller of U and V on are nobody's
+    at::Tensor logits_CU = {};  ///< in the student's dtype; ids from the smaller of U and V on are unused
     at::Tensor ids_Ck = {};     ///< int32, each once in a row and below V
     at::Tensor logp_Cl = {};    ///< fp32, l = k + 1: log-probabilities at the temperature, the last of all other tokens
 };

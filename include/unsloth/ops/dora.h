@@ -52,7 +52,7 @@ void dora_swiglu_backward(Context& ctx, const at::Tensor& dact_TF, const at::Ten
                           const at::Tensor& act_TF, const std::vector<MagnitudeGradient>& gradients,
                           spec::GateActivation activation = spec::GateActivation::silu);
 
-/// Bytes that ctx.workspace must have for either backward of so many tokens and columns (0 on the CPU).
+/// Bytes that ctx.workspace must have for either backward of this many tokens and columns (0 on the CPU).
 int64_t dora_backward_workspace(at::Device device, int64_t tokens, int64_t columns);
 
 }  // namespace unsloth::ops

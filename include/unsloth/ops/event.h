@@ -17,8 +17,8 @@ class Event {
     Event(Event&&) noexcept;
     Event& operator=(Event&&) noexcept;
 
-    /// Stands behind all that is issued on the context's stream so far. In work that is being recorded: behind what is
-    /// recorded so far, in every issue of it; the event must live as long as the recording.
+    /// Marks the end of all work issued on the context's stream so far. During CUDA graph capture: the end of the work
+    /// captured so far, in every launch of it; the event must live as long as the graph.
     void record();
     /// Later work on LibTorch's current stream of the device waits until the last issued record() is reached. Nothing
     /// to wait for when there was none.

@@ -1,5 +1,5 @@
-// Products of matrices of 8-bit codes, and a bf16 low-rank term behind them: the base product of a LoRA linear layer in
-// 8 bits.
+// GEMMs of 8-bit quantized matrices, followed by a bf16 low-rank term: the base GEMM of a LoRA linear layer in 8
+// bits.
 #pragma once
 
 #include <optional>
@@ -40,14 +40,14 @@ struct GemmCoded {
     const char* label = "gemm coded";         ///< its name in a profile
 };
 
-/// CUDA: our own kernel where ctx.kernels says so, else cuBLASLt, with
-/// u b^T (+ residual) as a product of its own before; ctx.workspace serves both. Our kernel rounds once; the
-/// library's way rounds u b^T + residual to bf16 as well. Sums over K stay in the tensor cores' accumulators,
-/// whose precision ends near 14 bits: relative L2 error beside bf16's rounding 1.3e-3 at K = 4096, 2.9e-3 at
-/// 14336, 4.4e-3 at 28672; those of int8 codes are exact in each block of 256, and fp32 beyond. int8 products are our
-/// own kernels' alone, Hopper's or one of mma.sync. The same bits each time. CPU: fp32 products of the dequantised
-/// matrices, one rounding. Addresses and row strides are multiples of 16 bytes on CUDA (those of u, b and residual
-/// too). CheckError otherwise, for mismatched shapes, dtypes or devices, and on a card that has no such product. M of 0
+/// CUDA: our own kernel where ctx.kernels says so, else cuBLASLt, with u b^T (+ residual) as a GEMM of its own
+/// before; ctx.workspace is for both. Our kernel rounds once; the library's way rounds u b^T + residual to
+/// bf16 as well. Sums over K stay in the tensor cores' accumulators, whose precision ends near 14 bits:
+/// relative L2 error in addition to bf16's rounding 1.3e-3 at K = 4096, 2.9e-3 at 14336, 4.4e-3 at 28672;
+/// those of int8 values are exact in each block of 256, and fp32 beyond. int8 GEMMs are our own kernels'
+/// alone, Hopper's or one of mma.sync. The same bits each time. CPU: fp32 GEMMs of the dequantised matrices,
+/// one rounding. Addresses and row strides are multiples of 16 bytes on CUDA (those of u, b and residual too).
+/// CheckError otherwise, for mismatched shapes, dtypes or devices, and on a card that has no such GEMM. M of 0
 /// is allowed.
 void gemm_coded(Context& ctx, const GemmCoded& args);
 

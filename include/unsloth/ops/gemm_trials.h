@@ -27,7 +27,7 @@ class GemmTrials {
     /// Whether its time is that of its waves of tiles, and how many full ones `like` takes.
     bool in_waves(std::size_t trial) const;
     double waves(std::size_t trial) const;
-    /// As a table's choice for so many rows of a product that is k_base wide without adapters.
+    /// As a table's choice for these numbers of rows of a GEMM that is k_base wide without adapters.
     spec::KernelChoice choice(std::size_t trial, spec::Interval tokens, int64_t k_base) const;
 
   private:

@@ -16,8 +16,8 @@ spec::KernelCard kernel_card(at::Device device);
 /// (gpu_driver_version() of core/gpu_monitor.h does).
 spec::KernelVersions kernel_versions();
 
-/// What of `table`, measured on this device's card, holds here: choices made with another cuBLASLt, of other kernels of
-/// ours, or of kernels that this build has not, are left out, and a warning says how many. `source` names the table.
+/// The choices of `table`, measured on this device's card, that are valid here. Those made with another cuBLASLt, or of
+/// our kernels that changed or are not in this build, are dropped; a warning says how many. `source` names it.
 std::shared_ptr<const spec::KernelTable> usable_kernels(at::Device device, const spec::KernelTable& table,
                                                         const std::string& source);
 

@@ -1,4 +1,4 @@
-// Pages of a cache of keys and values, in the compute dtype or as 8-bit floats: what attention of rows that go on reads
+// Pages of a KV cache, in the compute dtype or as 8-bit floats: what attention of resumed rows reads
 // (ops/paged_attention.h).
 //
 // 8 bit: e4m3 codes (Micikevicius et al., "FP8 Formats for Deep Learning", 2022), with a power of two for each token's
@@ -18,8 +18,8 @@ constexpr int64_t pages_of(int64_t tokens) {
     return (tokens + page_tokens - 1) / page_tokens;
 }
 
-/// A layer's keys and values of all sequences that are continued, in whole pages. A token's keys and values lie side by
-/// side, as a layer's product makes them.
+/// A layer's keys and values of all sequences that are continued, in whole pages. A token's keys and values are
+/// adjacent, as a layer's GEMM writes them.
 struct KvCache {
     at::Tensor kv_C2N;         ///< in the compute dtype, or uint8: codes
     at::Tensor exponents_PHS;  ///< uint8 [pages, 2 K, page_tokens]: e + 127, 255: not finite; undefined without codes

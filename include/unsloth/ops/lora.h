@@ -1,4 +1,4 @@
-// LoRA's thin products for a group of projections that share an input: u = x·Aᵀ, v = dy·sB, dB += s·dyᵀ·u, dA +=
+// LoRA GEMMs for a group of projections that share an input: u = x·Aᵀ, v = dy·sB, dB += s·dyᵀ·u, dA +=
 // vᵀ·x.
 //
 // Legend: T tokens, N the group's outputs, K its inputs, R its total rank (each projection's padded to 8), r a
@@ -31,7 +31,7 @@ enum class LoraChoice : uint8_t {
     library,   ///< cuBLASLt
 };
 
-/// u = x·Aᵀ. Row strides are free; u may be the columns beside x.
+/// u = x·Aᵀ. Row strides are free; u may be the columns next to x.
 struct LoraU {
     at::Tensor x_TK;  ///< fp32, bf16 or f16; not looked at, and may be undefined, where there are codes
     at::Tensor a_RK;
@@ -49,7 +49,7 @@ void lora_u(Context& ctx, const LoraU& args);
 bool reads_codes(const Context& ctx, const LoraU& args);
 
 /// v = dy·sB and dB += s·dyᵀ·u, in one read of dy where our kernel runs (it uses ctx.workspace). v may be the columns
-/// beside dy.
+/// next to dy.
 struct LoraDy {
     at::Tensor dy_TN;  ///< as LoraU's x
     at::Tensor b_NR;   ///< s·B, zero outside of the slices; those of one adapter share rank columns (library alone)
@@ -67,8 +67,8 @@ void lora_dy(Context& ctx, const LoraDy& args);
 /// that begin at multiples of 16, of int8 codes of int8_block; and a ctx.workspace that holds a part of v and dB.
 bool reads_codes(const Context& ctx, const LoraDy& args);
 
-/// dA += vᵀ·x: always a library product (it reads x at the copy rate, and few tokens in one kernel), of all slices at
-/// once where their gradients lie one after another.
+/// dA += vᵀ·x: always a library GEMM (it reads x at the copy rate, and few tokens in one kernel), of all slices at once
+/// where their gradients are contiguous.
 struct LoraDa {
     at::Tensor v_TR, x_TK;
     std::vector<LoraSlice> slices;

@@ -55,7 +55,7 @@ struct Nf4Gemm {
     at::Tensor out;                               ///< [M, N] (transposed: [M, K])
 };
 
-/// Which kernel serves a product.
+/// Which kernel runs a GEMM.
 struct Nf4GemmChoice {
     enum class Kernel {
         dequantize,  ///< none of these: dequantise into scratch and call gemm
@@ -88,8 +88,8 @@ Nf4GemmChooser nf4_gemm_chooser(std::shared_ptr<const spec::KernelTable> table);
 /// the CPU.
 std::vector<Nf4GemmChoice> nf4_gemm_forms(at::Device device, bool transposed);
 
-/// Whether `nf4_gemm` serves the arguments on ctx.device() with an own kernel: bf16, rows of x, residual and
-/// out that start at multiples of 16 bytes, R a multiple of 8 (kernels/nf4_gemm.h). Always true on the CPU.
+/// Whether `nf4_gemm` has a kernel of ours for the arguments on ctx.device(): bf16, rows of x, residual and out that
+/// start at multiples of 16 bytes, R a multiple of 8 (kernels/nf4_gemm.h). Always true on the CPU.
 bool nf4_gemm_supported(Context& ctx, const Nf4Gemm& args);
 
 /// fp32 accumulation in a fixed order, rounded once. CUDA: the kernel that `choice` names (CheckError for

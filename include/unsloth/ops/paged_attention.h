@@ -1,4 +1,4 @@
-// Attention of rows whose keys and values lie in pages of a cache: generation.
+// Attention of rows whose keys and values are in pages of a cache: generation.
 //
 // Legend: S rows, T query tokens, H heads, K kv heads, d head_dim.
 #pragma once
@@ -10,16 +10,16 @@
 
 namespace unsloth::ops {
 
-/// Rows that go on from keys in the cache: a row's queries stand at the end of its keys.
+/// Rows that resume from keys in the cache: a row's queries are at the end of its keys.
 struct PagedRows {
     std::vector<int32_t> q_offsets;  ///< [S + 1], from 0
     std::vector<int32_t> lengths;    ///< [S] keys, those of the queries included
-    std::vector<int32_t> pages;      ///< [S, most_pages] where a row's keys lie, in order; behind these anything
+    std::vector<int32_t> pages;      ///< [S, most_pages] of a row's keys, in order; after these anything
     int64_t most_pages = 0;
-    int64_t decoding = 0;            ///< so many rows, the first ones, have one query each
+    int64_t decoding = 0;            ///< this many rows, the first ones, have one query each
     at::Tensor lengths_S, pages_SM;  ///< int32, the same on the device; read on CUDA only
 
-    // What place_rows() makes of these for rows that the general form serves: on CUDA those behind `decoding`.
+    // Set by place_rows(), for rows that the general form handles: on CUDA those after `decoding`.
     std::vector<Segments> segments;  ///< one a row
     std::vector<at::Tensor> keys;    ///< int32: the rows of the cache; undefined where they follow each other
     int64_t count() const { return static_cast<int64_t>(lengths.size()); }

@@ -10,7 +10,7 @@
 
 namespace unsloth::ops {
 
-/// Sums over rows that a preference step reports; `chosen` and `rejected` count the rows behind their sums.
+/// Sums over rows that a preference step reports; `chosen` and `rejected` count the rows in their sums.
 enum PreferenceMeasure : uint8_t {
     reward_chosen,
     reward_rejected,

@@ -31,8 +31,8 @@ class Profiler {
 
     void begin(std::string name);
     void end();
-    /// Waits for the stream and returns the regions so far, in order of their begin; starts anew. CheckError while a
-    /// region is open.
+    /// Waits for the stream and returns the regions so far, in order of their begin; then starts empty. CheckError
+    /// while a region is open.
     std::vector<Span> take();
 
   private:
@@ -60,7 +60,7 @@ class Region {
 };
 
 /// A table: a line for each path of names (outermost region / operator), its calls, milliseconds and share of the
-/// whole; operators are summed over what lies between (layers, numbered steps of a layer). Time of an outermost region
+/// whole; operators are summed over the levels between (layers, numbered steps of a layer). Time of an outermost region
 /// outside of any operator is a line of its own, so that the lines add up to the step.
 std::string region_table(const std::vector<Span>& spans);
 

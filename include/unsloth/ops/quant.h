@@ -32,9 +32,9 @@ struct Quant4Tensor {
     spec::Quant4View view() const;
 };
 
-/// Puts a weight that lies in host memory on ctx.device(). On CUDA it is copied (the host's memory is free
-/// when the call returns); on the CPU the codes and block maxima are shared, not copied: `host` must outlive
-/// the result.
+/// Brings a weight from host memory to ctx.device(). On CUDA it is copied (the host's memory is free when the
+/// call returns); on the CPU the codes and block maxima are shared, not copied: `host` must outlive the
+/// result.
 Quant4Tensor upload(Context& ctx, const spec::Quant4View& host);
 
 /// Quantises w_NK (contiguous, fp32/bf16/f16, on ctx.device()) to NF4 with double quantisation, equal to
@@ -52,13 +52,13 @@ struct Int8Tensor {
 /// out_NK (bf16, f16 or fp32, row stride free) = the weight's values, rounded once.
 void dequantize_int8(Context& ctx, const Int8Tensor& weight, const at::Tensor& out_NK);
 
-/// x_NK (bf16, rows without gaps): each value with so many bits of mantissa behind its leading one, 1 to 7, rounded to
-/// nearest, ties to even; not finite ones stay so. For loading: allocates some rows at a time. What bits are left out
-/// is energy that a tensor core at its card's power limit does not take.
+/// x_NK (bf16, rows without gaps): each value keeps `bits` bits of mantissa after its leading one, 1 to 7, rounded to
+/// nearest, ties to even; values that are not finite stay so. For loading: allocates some rows at a time. A tensor core
+/// at its card's power limit saves the energy of the dropped bits.
 void round_mantissa(const at::Tensor& x_NK, int64_t bits);
 
 /// out_nD[i] = row index_n[i] of the dequantised table, rounded once; index int32. Otherwise as gather_rows
-/// (ops/rows.h): the table may lie in pinned host memory.
+/// (ops/rows.h): the table may be in pinned host memory.
 void gather_rows(Context& ctx, const Int8Tensor& table_VD, const at::Tensor& index_n, const at::Tensor& out_nD);
 void gather_rows(Context& ctx, const spec::Quant4View& table_VD, const at::Tensor& index_n, const at::Tensor& out_nD);
 

@@ -11,7 +11,7 @@
 namespace unsloth::ops {
 
 /// Queries [q_begin, q_end) attend to keys [k_begin, k_end), which are not empty. Ranges of queries do not overlap, and
-/// ascend; those of keys may lie anywhere.
+/// ascend; those of keys may be anywhere.
 struct AttentionRange {
     int32_t q_begin = 0, q_end = 0, k_begin = 0, k_end = 0;
     bool operator==(const AttentionRange&) const = default;
@@ -33,7 +33,7 @@ void range_attention_backward(Context& ctx, const AttentionShape& shape, const s
                               const at::Tensor& v_SKd, const at::Tensor& out_THd, const at::Tensor& lse_HT,
                               const at::Tensor& dq_THd, const at::Tensor& dk_SKd, const at::Tensor& dv_SKd);
 
-/// What LibTorch takes at most of its allocator for up to so many queries and keys (0 on the CPU).
+/// What LibTorch takes at most of its allocator for up to this many queries and keys (0 on the CPU).
 int64_t range_attention_library_bytes(at::Device device, at::ScalarType dtype, const AttentionShape& shape,
                                       int64_t queries, int64_t keys, bool backward, bool deterministic = false);
 

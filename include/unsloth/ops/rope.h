@@ -17,7 +17,7 @@ void rope_apply(Context& ctx, const at::Tensor& x_THd, const at::Tensor& cos_Tp,
                 bool backward);
 
 /// rope_apply on the first `heads` heads of x_TC's rows of C / d heads; `codes` (may be empty) receive those of the
-/// whole rows, as ops/coded_rows.h makes them; codes_alone: nobody reads x_TC after it.
+/// whole rows, as ops/coded_rows.h makes them; codes_alone: x_TC is not read after it.
 void rope_apply_rows(Context& ctx, const at::Tensor& x_TC, int64_t heads, const at::Tensor& cos_Tp,
                      const at::Tensor& sin_Tp, bool backward, const CodedMatrix& codes = {}, bool codes_alone = false);
 

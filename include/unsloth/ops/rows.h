@@ -6,9 +6,9 @@
 namespace unsloth::ops {
 
 /// out_nD[i] = table_VD[index_n[i]]; index int32; dtypes may differ (rounded once). Index outside the table:
-/// undefined on CUDA, CheckError on the CPU (the data module checks ids against the vocabulary before). CUDA:
-/// the table may lie in pinned host memory, which the device then reads over the bus row by row; it must stay
-/// until the work is done.
+/// undefined on CUDA, CheckError on the CPU (the data module checks ids against the vocabulary before). CUDA: the
+/// table may be in pinned host memory, which the device then reads over the bus row by row; it must stay until the
+/// work is done.
 void gather_rows(Context& ctx, const at::Tensor& table_VD, const at::Tensor& index_n, const at::Tensor& out_nD);
 
 /// out_TD[index_n[i]] = rows_nD[i]; indices are distinct; other rows of out are left alone.

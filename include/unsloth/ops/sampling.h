@@ -11,7 +11,7 @@
 
 namespace unsloth::ops {
 
-/// Names a token's random numbers: they depend on this and the token's id, never on what is decoded beside it.
+/// Names a token's random numbers: they depend on this and the token's id, never on the rest of the batch.
 struct SamplingKey {
     uint64_t seed = 0;
     uint32_t prompt = 0, answer = 0;  ///< numbers of the prompt, and of its answers

@@ -8,7 +8,7 @@
 
 namespace unsloth::ops {
 
-/// Bytes that fold_to_grid needs beside its arguments, for matrices of up to so many elements; 0: none.
+/// Bytes that fold_to_grid needs in addition to its arguments, for matrices of up to `elements` elements; 0: none.
 int64_t grid_workspace(spec::ServeGrid grid, int64_t elements);
 /// Writes what stays the same in the workspace (uint8, of those bytes, on ctx.device()), once after it was made.
 void prepare_grid_workspace(Context& ctx, spec::ServeGrid grid, const at::Tensor& workspace);

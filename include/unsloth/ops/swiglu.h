@@ -13,8 +13,8 @@ void swiglu_forward(Context& ctx, const at::Tensor& gu_T2F, const at::Tensor& ac
                     float limit = spec::default_gate_limit);
 
 /// Overwrites gu_T2F with its gradient [dgate | dup], given dact_TF. act_TF, where defined, receives what
-/// swiglu_forward gave, bit for bit, in the same pass (6 F read and written a token, 8 F as two calls); it
-/// may be dact_TF. `codes` (may be empty) receive those of [dgate | dup]; codes_alone: nobody reads gu_T2F after it.
+/// swiglu_forward gave, bit for bit, in the same pass (6 F read and written a token, 8 F as two calls); it may be
+/// dact_TF. `codes` (may be empty) receive those of [dgate | dup]; codes_alone: gu_T2F is not read after it.
 void swiglu_backward(Context& ctx, const at::Tensor& dact_TF, const at::Tensor& gu_T2F, const at::Tensor& act_TF = {},
                      const CodedMatrix& codes = {}, bool codes_alone = false,
                      spec::GateActivation activation = spec::GateActivation::silu,

@@ -9,9 +9,9 @@
 
 namespace unsloth::ops {
 
-/// out_PK = the values that a patch's bytes stand for, of each of `frames` equal frames: [P, channels, frames, area].
-/// bytes: uint8 [P, channels * area]; value_CB: fp32 [channels, 256], what each byte of a channel stands for. out:
-/// compute dtype, contiguous, rounded once.
+/// out_PK = the values of a patch's bytes, of each of `frames` equal frames: [P, channels, frames, area]. bytes: uint8
+/// [P, channels * area]; value_CB: fp32 [channels, 256], the value of each byte of a channel. out: compute dtype,
+/// contiguous, rounded once.
 void patch_values(Context& ctx, const at::Tensor& bytes_PK, const at::Tensor& value_CB, int64_t frames,
                   const at::Tensor& out_PK);
 
@@ -37,9 +37,9 @@ void gelu(Context& ctx, const at::Tensor& x_PF, Gelu form);
 /// Overwrites dy_PF, the gradient of gelu(x), with that of x. As gelu; x is what it was before.
 void gelu_backward(Context& ctx, const at::Tensor& x_PF, Gelu form, const at::Tensor& dy_PF);
 
-/// out_PHd = softmax(scale q k^T) v within each segment: every patch sees all of its segment, before and behind it.
-/// q, k, v, out: compute dtype, last dimension contiguous, other strides free. offsets: of the segments, from 0 to P,
-/// on the host. fp32 arithmetic on the CPU; on CUDA LibTorch's kernels, which take memory of the allocator.
+/// out_PHd = softmax(scale q k^T) v within each segment: every patch sees its whole segment, in both directions. q, k,
+/// v, out: compute dtype, last dimension contiguous, other strides free. offsets: of the segments, from 0 to P, on the
+/// host. fp32 arithmetic on the CPU; on CUDA LibTorch's kernels, which take memory of the allocator.
 void full_attention_forward(Context& ctx, double scale, const std::vector<int32_t>& offsets, const at::Tensor& q_PHd,
                             const at::Tensor& k_PHd, const at::Tensor& v_PHd, const at::Tensor& out_PHd);
 /// What those kernels take at most for segments of up to `patches` patches (0 on the CPU): the output and what rows sum

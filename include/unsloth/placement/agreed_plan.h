@@ -9,9 +9,9 @@
 namespace unsloth::placement {
 
 /// choose_memory_use() by the least memory that any rank has, as rank 0 chooses, or the first of a pipeline's stage.
-/// `before`: the plan, as JSON, of the part of the run that this one goes on from, or empty; it is kept where the
-/// choice is the program's and it still fits. `taken`: by a plan that is loaded beside this one. `group` may be
-/// nullptr; called by all ranks.
+/// `before`: the plan, as JSON, of the part of the run that this one resumes, or empty; it is kept where the choice is
+/// the program's and it still fits. `taken`: by a plan that is loaded as well. `group` may be nullptr; called by all
+/// ranks.
 void choose_together(const config::Config& config, model::ModelPlan& plan, int64_t micro_batches, comm::Group* group,
                      const std::string& before, const MemoryBudget& taken = {});
 

@@ -1,4 +1,4 @@
-// What all ranks must have in common.
+// What must be equal on all ranks.
 #pragma once
 
 #include <cstdint>

@@ -19,7 +19,7 @@ inline constexpr const char* kernels_file = "kernels.json";
 std::shared_ptr<const spec::KernelTable> kernel_table(const config::Config& config, at::Device device);
 
 /// The table of the checkpoint in `folder`, where hardware.kernels is auto and it was measured on this card; else
-/// kernel_table: a run that goes on gives the bits that it would have given, with a newer program too.
+/// kernel_table. A resumed run thus gives the bits that it would have given, with a newer program too.
 std::shared_ptr<const spec::KernelTable> kernel_table_of(const std::string& folder, const config::Config& config,
                                                          at::Device device);
 

@@ -12,7 +12,7 @@
 
 namespace unsloth::placement {
 
-/// Where, and in which form, a layer's weights lie.
+/// Where, and in which form, a layer's weights are stored.
 struct WeightForm {
     spec::Place at = spec::Place::device;
     bool cached = false;
@@ -51,10 +51,10 @@ class LayerCosts {
     std::map<std::vector<int>, spec::MemoryNeed> shared_;  ///< by the plans' numbers
 };
 
-/// What the passes of the plan's step have in common, with what `like` chooses for all layers.
+/// What the passes of the plan's step share, with what `like` chooses for all layers.
 planner::StepWork step_work(const model::ModelPlan& plan, int64_t micro_batches, const spec::RunPlan& like);
 
-/// Whether products need the base's 4-bit weights expanded.
+/// Whether GEMMs need the base's 4-bit weights dequantized.
 bool holds_4bit(const model::ModelPlan& plan);
 
 }  // namespace unsloth::placement

@@ -41,10 +41,10 @@ struct CacheSize {
     bool in_pieces = false;  ///< prompts may go in so: passes shrink first, but not below 2048 tokens or the sequences
     bool in_8_bit = false;   ///< keys and values
 };
-/// Room for so many sequences of up to `context` tokens; where that is more than is free, for fewer.
+/// Room for `rows` sequences of up to `context` tokens; where that is more than is free, for fewer.
 CacheSize cache_for(int64_t rows, int64_t context);
-/// Makes a plan for passes alone smaller until it takes no more than `bytes` of the device, or cannot be: first what
-/// costs least, passes of prompts, then the cache down to a sequence, then adapters that stay beside tiles.
+/// Makes a plan for passes alone smaller until it takes no more than `bytes` of the device, or cannot be. It shrinks
+/// what costs least first: passes of prompts, then the cache down to a sequence, then adapters that stay next to tiles.
 void shrink(model::ModelPlan& plan, const CacheSize& cache, int64_t bytes);
 
 }  // namespace unsloth::placement

@@ -16,7 +16,7 @@ namespace unsloth::placement {
 /// by another plan that is not loaded yet.
 struct MemoryBudget {
     int64_t device = 0;  ///< of the run's device
-    int64_t host = 0;    ///< page-locked, where the device is a GPU
+    int64_t host = 0;    ///< pinned, where the device is a GPU
 };
 MemoryBudget memory_budget(const config::Config& config, at::Device device);
 
@@ -53,12 +53,12 @@ std::optional<spec::LayerPlan> layer_plan_of(config::GradientCheckpointing optio
 
 /// Sets what `config` leaves to the program. On a GPU: the plan with the least predicted time among those that take no
 /// more than 90 % of what is free, or what the configuration allows where that is less: for each layer what it keeps
-/// and where, and whether its 4-bit weights are expanded once (train/layer_costs.h), and how many tokens pass through
-/// an MLP at a time. If none fits, model.device_map auto takes layers off the device too, with so many of the step's
-/// `micro_batches` in flight at a time as is fastest; what does not fit in host memory stays on the disk. On the CPU,
-/// and where a map has layers elsewhere: the first of a few ways that fits. Where nothing fits else, inputs that wait
-/// on the host may be codes (training.activation_offload_dtype). Without any way that fits, the last one is set. usage
-/// Error for a map that cannot be followed.
+/// and where, and whether its 4-bit weights are dequantized once (placement/layer_costs.h), and how many tokens pass
+/// through an MLP at a time. If none fits, model.device_map auto takes layers off the device too, with as many of the
+/// step's `micro_batches` in flight at a time as is fastest; what does not fit in host memory stays on the disk. On the
+/// CPU, and where a map has layers elsewhere: the first of a few ways that fits. Where nothing fits else, inputs that
+/// wait on the host may be quantized (training.activation_offload_dtype). Without any way that fits, the last one is
+/// set. usage Error for a map that cannot be followed.
 void choose_memory_use(const config::Config& config, model::ModelPlan& plan, int64_t micro_batches = 1,
                        const std::optional<Machine>& machine = std::nullopt);
 
@@ -66,7 +66,7 @@ void choose_memory_use(const config::Config& config, model::ModelPlan& plan, int
 struct PassChoice {
     int64_t given = 1;                                      ///< rows of a pass as the options say
     int64_t of_step = 1;                                    ///< on a rank
-    std::function<model::ModelPlan(int64_t rows)> plan_of;  ///< for passes of the longest so many rows
+    std::function<model::ModelPlan(int64_t rows)> plan_of;  ///< for passes of the `rows` longest rows
     double usual = 1;  ///< tokens of a usual row, as a share of the longest one's: times are predicted for these
 };
 /// Whether passes need not hold the rows that the options say: on a GPU, where micro-batches are no objective's or
@@ -85,7 +85,7 @@ int64_t fastest_pass_rows(const config::Config& config, const PassChoice& choice
 /// slowest.
 double predicted_step_ms(const model::ModelPlan& plan, const planner::Card& card, int64_t micro_batches);
 
-/// Whether what a plan needs may be taken; host memory counts beside a GPU alone.
+/// Whether what a plan needs may be taken; host memory counts only with a GPU.
 bool holds(const MemoryBudget& budget, const spec::MemoryNeed& need, at::Device device);
 bool fits(const model::ModelPlan& plan, const MemoryBudget& budget);
 
@@ -100,7 +100,7 @@ std::vector<std::string> suggestions(const std::vector<model::ModelPlan>& stages
 void require_memory(const model::ModelPlan& plan, const MemoryBudget& budget);
 void require_memory(const model::ModelPlan& plan, const MemoryBudget& budget, const std::optional<planner::Card>& card);
 
-/// "layers 8 to 31 in host memory, …" for the log; empty where all lie on the device.
+/// "layers 8 to 31 in host memory, …" for the log; empty where all are on the device.
 std::string describe_places(const model::ModelPlan& plan);
 
 }  // namespace unsloth::placement

@@ -70,8 +70,8 @@ double router_aux_coefficient(const config::TrainingOptions& training, const spe
 void fit_to(model::LoadRequest& request, const spec::ModelSpec& spec, data::BatchLimits limits,
             const std::vector<Answering>& answering = {});
 
-/// The most that so many training rows may hold which fill max_seq_length: of objectives that compare answers two
-/// texts each, whose prompts of a token at least are shared where preference.share_prompt says so.
+/// The most that `rows` training rows which fill max_seq_length may hold: two texts each for preference objectives,
+/// whose prompts of a token at least are shared where preference.share_prompt says so.
 data::BatchLimits full_rows(const config::Config& config, int64_t rows, int64_t length);
 
 }  // namespace unsloth::placement

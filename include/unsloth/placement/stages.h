@@ -10,8 +10,8 @@ namespace unsloth::placement {
 /// usage Error for what ranks that each have a part of the layers do not do.
 void require_pipelined(const config::Config& config, at::Device device, int64_t layers);
 
-/// Of a step of so many micro-batches. usage Error where there are fewer layers than stages, and for a schedule that
-/// the stages do not allow.
+/// For a step of `micro_batches` micro-batches. usage Error where there are fewer layers than stages, and for a
+/// schedule that the stages do not allow.
 model::PipelineShape pipeline_shape(const config::Config& config, int64_t layers, int64_t micro_batches);
 
 /// The layers of each range, in the order of the network: cut of the model that `whole` plans as one process has it, by

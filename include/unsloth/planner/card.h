@@ -1,5 +1,5 @@
 // What a GPU does in a second: the figures that predicted times come from. They are data, cards/*.json, and part of the
-// program; a file of the same form serves for a card that is not among them.
+// program; a file of the same form describes a card that is not among them.
 #pragma once
 
 #include <cstdint>
@@ -27,16 +27,16 @@ struct Card {
     RateBySize attention_forward;  ///< TFLOP/s over the causal half, by tokens of a row
     RateBySize attention_backward;
     double copy = 0;        ///< GB/s of a kernel over memory, read and written bytes together
-    double thin = 0;        ///< the same of the adapters' thin products
+    double thin = 0;        ///< the same of the adapters' LoRA GEMMs
     double dequantise = 0;  ///< GB/s of 4-bit weights' expansion, read and written
-    double link = 0;        ///< GB/s to and from page-locked host memory, each way
+    double link = 0;        ///< GB/s to and from pinned host memory, each way
     /// Between GPUs of a machine: GB/s that gathers and sums reach, of a GPU each way, and what one takes to begin.
     /// Where a file does not say it, they are taken to go by the link.
     double peer = 0, peer_us = 50;
     std::string peer_over = "PCIe";
     bool peer_reach = false;  ///< whether a GPU reads another's memory
     double disk = 0;  ///< GB/s of reading layers from the disk: of the machine that was measured, or a usual NVMe
-    double layer_gap_us = 0;  ///< of a layer's pass, beside its operators
+    double layer_gap_us = 0;  ///< of a layer's pass, in addition to its operators
 };
 
 /// The built-in card of that name, without regard to case, "NVIDIA" and "GeForce": "h200", "RTX 4090"; or the one that
@@ -44,12 +44,12 @@ struct Card {
 /// no such card.
 Card find_card(const std::string& name_or_file);
 std::vector<std::string> card_names();
-/// The built-in card whose memory is nearest to so many bytes; of several the newest.
+/// The built-in card whose memory is nearest to `bytes`; of several the newest.
 Card card_of_memory(int64_t bytes);
 /// The built-in card that the driver's name says; for one that is not among them the card of the next lower compute
 /// capability, with `name` kept. `known`: whether it was among them.
 Card card_of_driver(const std::string& name, double compute_capability, bool& known);
-/// From a JSON text; `source` stands in messages.
+/// From a JSON text; `source` names it in messages.
 Card parse_card(const std::string& text, const std::string& source);
 
 }  // namespace unsloth::planner

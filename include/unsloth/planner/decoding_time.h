@@ -11,9 +11,9 @@ namespace unsloth::planner {
 
 class DecodingTime {
   public:
-    /// Of a model whose layers lie on the device in 4 bit, or in 16. Nothing where the card's rates do not say it.
+    /// Of a model whose layers are on the device in 4 bit, or in 16. Nothing where the card's rates do not say it.
     static std::optional<DecodingTime> of(const Card& card, const spec::ModelSpec& model, bool in_4bit);
-    /// Of a pass of so many tokens that chooses `rows` tokens and reads `keys` keys and values, each for one query.
+    /// Of a pass of `tokens` tokens that samples `rows` tokens and reads `keys` keys and values, each for one query.
     double pass_ms(int64_t tokens, int64_t rows, int64_t keys) const;
 
   private:

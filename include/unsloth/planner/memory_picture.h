@@ -1,4 +1,4 @@
-// What of a GPU's memory is in use while a step goes on, as a picture.
+// What of a GPU's memory is in use during a step, as a picture.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@ struct MemoryBand {
     std::vector<int64_t> bytes;
 };
 
-/// So many kinds have colours of their own.
+/// Number of kinds that have colours of their own.
 constexpr std::size_t most_bands = 9;
 
 /// A stretch is a part of the network one way: its length, and the phase that it belongs to ("forward", "head", …).

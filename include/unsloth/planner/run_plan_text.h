@@ -8,8 +8,8 @@
 
 namespace unsloth::planner {
 
-/// "none" where all layers keep alike; else how many keep what: "20 x none, 12 x mlp+offload"; behind it what
-/// else bounds memory: "; 8192 tokens of an MLP at a time".
+/// "none" where all layers keep alike; else how many keep what: "20 x none, 12 x mlp+offload"; then what else bounds
+/// memory: "; 8192 tokens of an MLP at a time".
 std::string describe_keep(const spec::RunPlan& run);
 
 /// {"layers": [{"count", "keep", "activations_at", "weights_at", "cached"}, …], "head_tile", "row_tile",

@@ -35,7 +35,7 @@ struct Solution {
 };
 
 /// The counts with the least predicted time among those that fit, to a share of `tolerance` of it; nullopt: none fits.
-/// Branch and bound with a Lagrangian bound: bytes have prices. Where hundreds of thousands of plans lie within the
+/// Branch and bound with a Lagrangian bound: bytes have prices. Where hundreds of thousands of plans are within the
 /// bound's distance, the best of the 200,000 that were tried first.
 std::optional<Solution> solve(const Problem& problem, double tolerance = 0.002);
 
@@ -43,7 +43,7 @@ std::optional<Solution> solve(const Problem& problem, double tolerance = 0.002);
 double layers_ms(const std::vector<LayerOption>& options, const std::vector<int64_t>& counts);
 
 /// The layers of a solution in the order that runs need: those with activations on the host lowest, those whose weights
-/// lie elsewhere last.
+/// are off the device last.
 std::vector<spec::LayerPlan> arrange(const std::vector<LayerOption>& options, const std::vector<int64_t>& counts);
 
 }  // namespace unsloth::planner

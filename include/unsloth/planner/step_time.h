@@ -23,7 +23,7 @@ struct Sharing {
     bool values_by_layer = false;     ///< gathered before each
 };
 
-/// What the passes of a step have in common.
+/// What the passes of a step share.
 struct StepWork {
     spec::ModelSpec model;  ///< with the rank's slices of the layers
     Sharing sharing;
@@ -34,20 +34,20 @@ struct StepWork {
     int64_t summed_parameters = 0;     ///< that are trained by the ranks that add up gradients
     int64_t trained_parameters = 0;    ///< that the GPU updates
     int64_t updated_on_host = 0;       ///< parameters that the ranks of a machine update on its CPUs
-    bool adapters = true;              ///< of low rank, beside the base's products
-    bool in_4bit = false;              ///< the base is expanded for its products where it is not cached
+    bool adapters = true;              ///< of low rank, in addition to the base's GEMMs
+    bool in_4bit = false;              ///< the base is dequantized for its GEMMs where it is not cached
     spec::CodedProducts coded{};       ///< of the base
     spec::CodedProducts head_coded{};  ///< of lm_head
     bool has_head = true;              ///< of a pipeline the last stage
     bool trains_head = false;
     int64_t row_tile = 0;        ///< tokens of an MLP at a time; 0: all
-    bool inputs_in_fp8 = false;  ///< those on the host, made codes and expanded again
+    bool inputs_in_fp8 = false;  ///< those on the host are quantized and later dequantized
 };
 
-/// Of a layer's passes for one micro-batch, in ms. What is copied goes on beside what is computed; the longer of the
-/// two counts, layer by layer: a slot is waited for two layers on, and fetched again one layer ahead (model/offload.h).
+/// Of a layer's passes for one micro-batch, in ms. Copies overlap computation; the longer of the two counts, layer by
+/// layer: a slot is waited for two layers on, and fetched again one layer ahead (model/offload.h).
 struct LayerTime {
-    double forward = 0, backward = 0;  ///< backward with what is made again
+    double forward = 0, backward = 0;  ///< backward with recomputation
     double both() const { return forward + backward; }
 };
 
@@ -57,9 +57,9 @@ struct MovedBytes {
     int64_t weights = 0;      ///< its image
 };
 
-/// What is trained of a layer, about.
+/// Trained parameters of a layer, about.
 double trained_of_layer(const StepWork& work);
-/// Bytes of a layer's frozen matrices as they lie.
+/// Bytes of a layer's frozen matrices as stored.
 double image_bytes(const StepWork& work);
 /// Pieces that a pass's rows go through what follows attention in.
 double tiles(const StepWork& work);
@@ -76,7 +76,7 @@ class StepTime {
     const StepWork& work() const { return work_; }
 
   private:
-    /// Floating-point operations a second, in units of 10^12, of products of so many rows.
+    /// Floating-point operations a second, in units of 10^12, of GEMMs of `rows` rows.
     double products_tflops(spec::Codes codes, double rows) const;
     double products_ms(double parameters, double tokens, spec::Codes codes) const;
     double tiled_products_ms(double parameters, spec::Codes codes) const;

@@ -14,7 +14,7 @@ struct Line {
 };
 
 /// A frame with axes, `columns` wide and `rows` high in all, of eight dots (braille) a character. With `colours` each
-/// line has one of its own, in ANSI sequences. Empty lines are left out; nothing to draw says so.
+/// line has one of its own, in ANSI sequences. Empty lines are dropped; nothing to draw says so.
 std::string plot(const std::string& title, const std::vector<Line>& lines, int columns, int rows, bool colours);
 
 /// The state of a run in one line, and its curves. What comes from its files went through printable(), here and below.

@@ -98,7 +98,7 @@ struct Run {
     std::string name() const;
     /// How much is done, in [0, 1]; `absent` when it is not known.
     double share() const;
-    /// Whether it ended without a word: nobody holds its folder any more.
+    /// Whether it stopped without recording its end: no process holds its folder any more.
     bool killed() const;
     /// Of a killed run: "stopped without finishing at step 12 (last sign of life 2026-11-22 13:05:17)".
     std::string killed_text() const;
@@ -115,8 +115,8 @@ class RunReader {
     /// Input Error where there is no metrics.jsonl (or the file that the folder's run_config.json names).
     explicit RunReader(const std::filesystem::path& folder);
 
-    /// Reads on; true when there was something new. A file that became shorter, or another one, is read anew: that is a
-    /// run that goes on from a checkpoint. A last line without its end waits.
+    /// Reads on; true when there was something new. A file that became shorter, or another one, is read from its start:
+    /// that is a run resumed from a checkpoint. A last line without its end waits.
     bool update();
     const Run& run() const { return run_; }
 
@@ -155,7 +155,7 @@ inline constexpr const char* facts_file = "run_facts.json";
 RunFacts read_run_facts(const std::filesystem::path& folder);
 /// The file's text.
 std::string run_facts_json(const RunFacts& facts);
-/// RunFacts::row_tokens of so many rows; `tokens`: the length of each.
+/// RunFacts::row_tokens of `rows` rows; `tokens`: the length of each.
 std::vector<int64_t> row_lengths(int64_t rows, const std::function<int64_t(int64_t)>& tokens);
 
 }  // namespace unsloth::report

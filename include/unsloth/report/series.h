@@ -21,20 +21,20 @@ std::pair<std::string, double> judged_by(const EvalRow& row);
 /// At most about `most` points: of each stretch of steps its least and its greatest value, in their order, so that no
 /// spike vanishes.
 Points thinned(const Points& points, std::size_t most);
-/// The exponential mean over so many points that about `windows` of them fit, without a bias towards the first.
+/// The exponential mean over as many points as fit about `windows` times, without a bias towards the first.
 Points smoothed(const Points& points, int windows = 25);
 
 /// What an axis shows.
 struct Axis {
     double low = INFINITY, high = -INFINITY;
 
-    /// Widens it to a value; one that is not finite is left out.
+    /// Widens it to a value; one that is not finite is ignored.
     void include(double value);
     bool empty() const { return !(high >= low); }
     /// Gives it a width: by a share of it at both ends, or, where its values agree in five digits, by a tenth of them.
     /// Ends stay finite, and an axis of values from 0 on begins at 0 or above.
     void widen(double share = 0);
-    /// Where a value lies between the ends of an axis that has a width: 0 at the low one, 1 at the high one.
+    /// A value's position between the ends of an axis that has a width: 0 at the low one, 1 at the high one.
     double share_of(double value) const;
 };
 

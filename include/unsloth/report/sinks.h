@@ -23,7 +23,7 @@ class RowSink {
 std::vector<std::unique_ptr<RowSink>> make_sinks(const config::Config& config, const std::filesystem::path& folder,
                                                  const std::string& gpu);
 
-/// Throws what make_sinks() would throw, and leaves nothing behind in the folder.
+/// Throws what make_sinks() would throw, and adds nothing to the folder.
 void require_sinks(const config::Config& config, const std::filesystem::path& folder, const std::string& gpu);
 
 }  // namespace unsloth::report

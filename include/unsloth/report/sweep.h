@@ -41,7 +41,7 @@ struct Sweep {
     bool finished = false;             ///< the best trial has taken all steps
     std::string command;               ///< of a run alone with the best options; empty without one
     std::string reason;                ///< why the best one is; empty without one
-    std::string options;               ///< JSON object of what the trials have in common
+    std::string options;               ///< JSON object of what the trials share
     double seconds() const;            ///< of all trials
     const SweepTrial* winner() const;  ///< nullptr without one
     /// The comparison's step, once the run's length is known.

@@ -22,7 +22,7 @@ struct PromptRow {
 
 /// Reads sources whole: {"prompt": text, …}, whose text is the prompt as it is, and {"prompt" | "messages": [messages],
 /// …}, which the chat template makes a prompt of. `longest`: most tokens of a prompt. input Error, with file and line,
-/// for a row that is neither, or whose prompt is longer; with data.skip_invalid these are counted and left out.
+/// for a row that is neither, or whose prompt is longer; with data.skip_invalid these are counted and skipped.
 std::vector<PromptRow> read_prompt_rows(const config::DataOptions& data, std::span<const config::DataSource> sources,
                                         const tokenizer::Tokenizer& tokenizer, int64_t longest);
 

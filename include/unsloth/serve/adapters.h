@@ -28,7 +28,7 @@ struct LoadedAdapter {
 /// Every member is safe from any thread.
 class AdapterSet {
   public:
-    /// Runs its argument where no pass is under way.
+    /// Runs its argument between passes.
     using BetweenPasses = std::function<void(std::function<void()>)>;
 
     /// `model` was planned with `slots`, and `base` is its file; all outlive the set and what it hands out. `base_name`

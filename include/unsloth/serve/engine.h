@@ -75,13 +75,13 @@ class Engine {
     /// ApiError 429 where too many wait, 503 while draining or after an error.
     void submit(Job job);
     /// The client left: its sequences are dropped before the next pass. Its receiver may still get tokens of passes
-    /// that were under way.
+    /// that were in flight.
     void cancel(std::shared_ptr<const Receiver> receiver);
     /// Runs `work` between two passes; before run(), or after it, at once.
     void between_passes(std::function<void()> work);
     bool draining() const { return draining_; }
     /// Keys of earlier prompts are not found any more. False, and nothing happens, while sequences run. Waits for the
-    /// pass that is under way.
+    /// pass that is in flight.
     bool forget_keys();
     /// Calls `f` once, between two passes, when draining begins.
     void on_drain(std::function<void()> f);

@@ -18,13 +18,13 @@
 
 namespace unsloth::session {
 
-/// What a row names, and where it stands.
+/// What a row names, and where it is written.
 struct NamedAt {
     std::string name;  ///< empty: nothing
     std::string where;
 };
 
-/// Files that the user names in a command may lie anywhere: the root of their absolute paths.
+/// Files that the user names in a command may be anywhere: the root of their absolute paths.
 inline constexpr const char* anywhere = "/";
 std::vector<std::string> absolute(std::vector<std::string> files);
 
@@ -50,7 +50,7 @@ class PromptEncoder {
 
     /// Of conversations.
     const tokenizer::ChatTemplate& chat_template() const { return chat_; }
-    /// Nobody named that template: not the configuration, the model or the run.
+    /// No source named that template: neither the configuration, the model nor the run.
     bool guessed() const { return guessed_; }
     /// Whether prompt() is text().
     bool raw() const { return raw_; }

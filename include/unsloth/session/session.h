@@ -22,7 +22,7 @@ namespace unsloth::session {
 inline constexpr const char* overflow_advice =
     "float16 overflows where bfloat16 and float32 do not: set model.dtype to one of them.";
 
-/// The checkpoint, and where its tokenizer lies (in an adapter's folder if that has one).
+/// The checkpoint, and where its tokenizer is (in an adapter's folder if that has one).
 struct OpenedModel {
     std::shared_ptr<const formats::WeightFile> file;
     std::filesystem::path tokenizer_folder;
@@ -30,7 +30,7 @@ struct OpenedModel {
 
     /// Input Error when there is none, or when its ids do not fit the model's vocabulary.
     tokenizer::Tokenizer tokenizer() const;
-    /// What a folder of results needs beside the weights; empty without a tokenizer.
+    /// What a folder of results needs in addition to the weights; empty without a tokenizer.
     std::vector<std::filesystem::path> tokenizer_files() const;
     data::ModelLimits limits() const;
 };
@@ -55,8 +55,8 @@ struct PassesPlan {
     placement::MemoryBudget budget;
 };
 /// Passes have from `fewest_tokens` to `tokens` tokens. `adapters`: that generation's rows choose among, instead of the
-/// configuration's one; `slots`: places for such, to be filled later. `beside`: bytes that the caller will hold beside
-/// the model. `images`: of the largest image in rows, and most image tokens of a pass; zeros: rows have none. Reads no
+/// configuration's one; `slots`: places for such, to be filled later. `beside`: bytes that the caller will hold as
+/// well. `images`: of the largest image in rows, and most image tokens of a pass; zeros: rows have none. Reads no
 /// weights; the plan may exceed its budget.
 PassesPlan plan_passes(const config::LoadedConfig& loaded, const OpenedModel& opened, int64_t tokens, int64_t segments,
                        int64_t head_rows, int64_t fewest_tokens, const placement::CacheSize& cache = {},

@@ -1,4 +1,4 @@
-// The teacher of a run of distillation: a model that is planned beside the student, or a file.
+// The teacher of a run of distillation: a model that is planned together with the student, or a file.
 #pragma once
 
 #include <functional>
@@ -30,7 +30,7 @@ class TeacherPlan {
     TeacherPlan resized(const model::LoadRequest& student, const Choose& choose) const;
 
     const model::ModelPlan& plan() const { return plan_; }
-    /// Plans it anew with all layers in host memory, where the student's held memory expects them as well; false where
+    /// Plans it again with all layers in host memory, where the student's held memory expects them as well; false where
     /// nothing may be moved.
     bool move_to_host();
     /// What it takes from the student.

@@ -9,7 +9,7 @@ namespace unsloth::spec {
 /// int8 both.
 enum class CodedProducts : uint8_t { none, dx, both, int8 };
 
-/// What stands for 16-bit operands (ops/coded_rows.h).
+/// What replaces 16-bit operands (ops/coded_rows.h).
 enum class Codes : uint8_t { none, e4m3, int8 };
 
 constexpr Codes forward_codes(CodedProducts products) {
@@ -18,8 +18,8 @@ constexpr Codes forward_codes(CodedProducts products) {
 constexpr Codes dx_codes(CodedProducts products) {
     return products == CodedProducts::int8 ? Codes::int8 : products == CodedProducts::none ? Codes::none : Codes::e4m3;
 }
-/// lm_head's dx: most of a row of a softmax' gradient is small beside its largest, which int8 codes do not hold, and
-/// e4m3 codes of its weights are further off than all int8 products together (docs/log.md, 2026-11-24).
+/// lm_head's dx: most of a row of a softmax' gradient is small compared with its largest, which int8 values do not
+/// hold, and e4m3 values of its weights are further off than all int8 GEMMs together (docs/log.md, 2026-11-24).
 constexpr Codes head_dx_codes(CodedProducts products) {
     return products == CodedProducts::int8 ? Codes::none : dx_codes(products);
 }
@@ -29,7 +29,7 @@ constexpr bool forward_coded(CodedProducts products) {
 constexpr bool dx_coded(CodedProducts products) {
     return dx_codes(products) != Codes::none;
 }
-/// Whether layers have codes, which lie on the device for the whole run.
+/// Whether layers have quantized values, which stay on the device for the whole run.
 constexpr bool any(CodedProducts products) {
     return products != CodedProducts::none;
 }

@@ -1,7 +1,7 @@
 // How far a student's distribution is from its teacher's at one position, and what that asks of the student's logits.
 // C++17, for host code and kernels; Real is float or double.
 //
-// A position's tokens are parted into classes: each token alone, or the teacher's likeliest alone and all others
+// A position's tokens are parted into classes: each token alone, or the teacher's most likely alone and all others
 // together. p and q are a class's probabilities under teacher and student, both of logits divided by the temperature T.
 //
 // Sources: Hinton et al., "Distilling the Knowledge in a Neural Network" (temperature, its square, the share of the

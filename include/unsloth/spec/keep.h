@@ -3,8 +3,8 @@
 
 namespace unsloth::spec {
 
-/// What is kept of a layer. Norm outputs and the MLP's activation are always made again: they cost a pass over memory,
-/// not a product.
+/// What is kept of a layer. Norm outputs and the MLP's activation are always recomputed: they cost a pass over memory,
+/// not a GEMM.
 enum class Keep {
     everything,  ///< `none`: no product is recomputed
     but_mlp,     ///< `mlp`: all but gate and up (57 of the 93 KB a token of Llama 8B)

@@ -1,6 +1,6 @@
-// Which kernel serves a product: choices that were measured on a card, as data. The built-in ones stand in
-// cards/*.json under "kernels"; `unsloth-train tune` writes others. A choice never comes from timings of the present
-// run: another kernel adds in another order, and a resumed run has to give the bits it would have given.
+// Which kernel runs a GEMM: choices that were measured on a card, as data. The built-in ones are in cards/*.json under
+// "kernels"; `unsloth-train tune` writes others. A choice never comes from timings of the present run: another kernel
+// adds in another order, and a resumed run has to give the bits it would have given.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +16,8 @@ namespace unsloth::spec {
 
 enum class KernelOperator : uint8_t {
     gemm,       ///< a product of bf16 matrices
-    gemm_fp8,   ///< of e4m3 matrices, behind which LoRA's own stands
-    gemm_nf4,   ///< by 4-bit weights in tiles; without a choice they are expanded and go to gemm
+    gemm_fp8,   ///< of e4m3 matrices, followed by LoRA's own
+    gemm_nf4,   ///< by 4-bit weights in tiles; without a choice they are dequantized and go to gemm
     lora_u,     ///< u = x Aᵀ
     lora_dy,    ///< v = dy sB and dB
     attention,  ///< cuDNN's engines (library, where nothing else is said), or our own on tensor cores (portable)
@@ -43,8 +43,8 @@ struct Interval {
     bool operator==(const Interval&) const = default;
 };
 
-/// A product [tokens, k] by [k, n]. Of gemm, k counts the adapters' columns too; of gemm_nf4, n and k are a group's
-/// weights' outputs and inputs both ways; of the thin products the wide side is lora_u's k and lora_dy's n, and `rank`
+/// A GEMM [tokens, k] by [k, n]. Of gemm, k counts the adapters' columns too; of gemm_nf4, n and k are a group's
+/// weights' outputs and inputs both ways; of the LoRA GEMMs the wide side is lora_u's k and lora_dy's n, and `rank`
 /// is a slice's widest. Of attention, form is nt forward and nn backward, n a batch's longest row (of keys), k
 /// head_dim.
 struct ProductKey {
@@ -59,13 +59,13 @@ struct KernelChoice {
     Interval tokens = {}, n = {}, k = {}, rank = {};
     KernelSource kernel = KernelSource::library;
     std::vector<int64_t> parameters = {};
-    /// Empty: the choice for what it serves. Else one candidate of several, of which the one with the least time over
-    /// its waves of tiles is taken; of a wave, gemm: {ns for each k, ns}; gemm_fp8: {cost in a product of few waves, of
-    /// many}.
+    /// Empty: the choice for the GEMMs that it covers. Else one candidate of several, of which the one with the least
+    /// time over its waves of tiles is taken; of a wave, gemm: {ns for each k, ns}; gemm_fp8: {cost in a GEMM of few
+    /// waves, of many}.
     std::vector<double> wave = {};
 
     bool serves(const ProductKey& key) const;
-    /// Whether it serves all that `other` does, which is of no use behind it.
+    /// Whether it applies wherever `other` does; after it, `other` has no effect.
     bool covers(const KernelChoice& other) const;
     bool operator==(const KernelChoice&) const = default;
 };
@@ -95,7 +95,7 @@ struct KernelTable {
     std::string source;  ///< how it was measured
     std::vector<KernelChoice> choices;
 
-    /// The first choice that serves a product by itself; nullptr: none does.
+    /// The first choice that applies to a GEMM by itself; nullptr: none does.
     const KernelChoice* find(const ProductKey& key) const;
     /// The candidates among which waves of tiles decide.
     std::vector<const KernelChoice*> candidates(const ProductKey& key) const;

@@ -72,11 +72,11 @@ class LayerLora {
     std::map<Projection, LoraModule> modules_;
 };
 
-/// The spec with targets as this model has them: where q_proj, k_proj and v_proj are all named and are one matrix of
-/// the model, that stands for them; so for gate_proj and up_proj. A list of all projections thus means all of any
-/// model.
-/// Of a part of another model a list becomes an expression: in the whole one, PEFT would match other parts' modules
-/// too. The list of an adapter that was read stays where it names linears of the tower.
+/// The spec with targets as this model has them: where q_proj, k_proj and v_proj are all named and are one
+/// matrix of the model, that matrix replaces them; so for gate_proj and up_proj. A list of all projections thus
+/// means all of any model. Of a part of another model a list becomes an expression: in the whole one, PEFT would
+/// match other parts' modules too. The list of an adapter that was read stays where it names linears of the
+/// tower.
 LoraSpec for_model(LoraSpec lora, const ModelSpec& model);
 
 /// An adapter of experts has for each of them an A [r, K] and a B [N, r]. Without lora_dropout, as in PEFT.

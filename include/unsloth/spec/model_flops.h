@@ -8,7 +8,7 @@
 
 namespace unsloth::spec {
 
-/// What is trained of a model, for model_flops.
+/// The trained parameters of a model, for model_flops.
 struct TrainedShare {
     bool layers = false, head = false;  ///< their own weights
     int64_t adapter_parameters = 0;
@@ -22,8 +22,8 @@ struct TrainedShare {
 class ModelFlops {
   public:
     ModelFlops(const ModelSpec& model, const TrainedShare& trained);
-    /// Of a micro-batch: `segments` are offsets of its sequences into its tokens, from 0 to their number (empty:
-    /// none), and `before` each stand so many tokens that it sees and that are not among them (empty: none).
+    /// Of a micro-batch: `segments` are offsets of its sequences into its tokens, from 0 to their number (empty: none),
+    /// and `before`: for each, earlier tokens that it sees and that are not among them (empty: none).
     double of(std::span<const int32_t> segments, int64_t targets, std::span<const int32_t> before = {}) const;
 
   private:

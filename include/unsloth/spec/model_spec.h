@@ -86,9 +86,9 @@ struct RopeSpec {
     double rotated_share = 1.0;  ///< of a head's values, from the first on; the others keep their values
     /// Queries are multiplied by 1 + query_beta * ln(1 + floor(position / original length)). 0: they are not.
     double query_beta = 0.0;
-    /// M-RoPE: a token has positions of time, height and width, and so many of the frequencies turn by each. Those of
-    /// time come first, then height's, then width's; or `interleaved`: every third from 1 on is height's, every third
-    /// from 2 on width's, as many as there are. Zeros: a token has one position.
+    /// M-RoPE: a token has positions of time, height and width, each of which rotates this number of the frequencies.
+    /// Those of time come first, then height's, then width's; or `interleaved`: every third from 1 on is height's,
+    /// every third from 2 on width's, as many as there are. Zeros: a token has one position.
     std::array<int64_t, 3> sections{};
     bool interleaved = false;
 
@@ -124,8 +124,8 @@ struct LayerSpec {
     bool operator==(const LayerSpec&) const = default;
 };
 
-/// Where a checkpoint's names of a part's tensors have what tells the part: "language_model.model.norm.weight",
-/// "model.language_model.norm.weight" beside "lm_head.weight", or nowhere.
+/// Where the part's name is in a checkpoint's tensor names: "language_model.model.norm.weight",
+/// "model.language_model.norm.weight" together with "lm_head.weight", or nowhere.
 enum class PartNames : uint8_t { before, within, none };
 
 /// Where a layer's norms are: on what attention and the MLP read, on what they add to the residual stream, or both.

@@ -1,7 +1,7 @@
 // 4-bit weights in tiles: the one resident form that dequantisation, y = x Wᵀ and dx = dy W read on a GPU.
 // C++17: shared by host code and kernels.
 //
-// A weight [N, K] with N and K multiples of 64 and nested block maxima (spec/quant4.h) lies as tiles of 64 x
+// A weight [N, K] with N and K multiples of 64 and nested block maxima (spec/quant4.h) is stored in tiles of 64 x
 // 64, [N/64, K/64] row-major, nf4_tile_bytes each: 2048 bytes of codes, then the codes of the 64 rows' block
 // maxima (a row of a tile is exactly one block of 64). Everything else of a Quant4View (code, nested map,
 // nested maxima, offset) stays as it is; block b of the flattened weight keeps its number. Of MXFP4 the exponents of
@@ -11,7 +11,7 @@
 // units, row-major. Unit (i, j) of a sub-block holds its four elements (row, column) from the low bits up
 //     (i, j), (i + 8, j), (i, j + 8), (i + 8, j + 8).
 // So `ldmatrix` gives each thread the eight elements that it owns of a 16 x 16 A operand of mma.sync and
-// wgmma, and `ldmatrix.trans` those of the transposed sub-block: one layout serves both products without a
+// wgmma, and `ldmatrix.trans` those of the transposed sub-block: one layout fits both GEMMs without a
 // shuffle.
 #pragma once
 
@@ -27,7 +27,7 @@ inline constexpr int nf4_tile_bytes = nf4_tile_code_bytes + nf4_tile;
 inline constexpr int mxfp4_tile_bytes = nf4_tile_code_bytes + 2 * nf4_tile;
 static_assert(nf4_tile == quant4_block && nf4_tile == 2 * mxfp4_block, "a row of a tile is one block, or two");
 
-/// Where the code of an element of a tile lies.
+/// The position of a tile element's code.
 struct Nf4TilePlace {
     int byte;
     int shift;  ///< 0 or 4
@@ -55,7 +55,7 @@ struct Nf4TilesView {
     constexpr int tile_bytes() const { return is_mxfp4() ? mxfp4_tile_bytes : nf4_tile_bytes; }
 };
 
-/// Whether a weight can lie in tiles.
+/// Whether a weight can be stored in tiles.
 constexpr bool nf4_tiles_supported(const Quant4View& weight) {
     return (weight.nested() || weight.exponents != nullptr) && weight.rows > 0 && weight.cols > 0 &&
            weight.rows % nf4_tile == 0 && weight.cols % nf4_tile == 0;

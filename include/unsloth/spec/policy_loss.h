@@ -3,7 +3,7 @@
 // micro-batch.
 //
 // A row is a completion. Its sums over tokens come first (add_token), then what its tokens share (row_of), then each
-// token (token_loss). Tokens that the mask leaves out are not part of a row.
+// token (token_loss). Tokens that the mask excludes are not part of a row.
 //
 // Sources of the formulas: Shao et al., "DeepSeekMath" (grpo, k3); Yu et al., "DAPO" (dapo, epsilon_high); Liu et al.,
 // "Understanding R1-Zero-Like Training" (dr_grpo); MiniMax, "MiniMax-M1" (cispo); Gao et al., "SAPO"; Zheng et al.,
@@ -31,7 +31,7 @@ struct PolicyRule {
     double delta = HUGE_VAL;                   ///< bound of the ratio that is not clipped; HUGE_VAL: none
     double beta = 0;                           ///< the KL's weight
     bool corrected_kl = true;                  ///< the KL times the ratio (use_bias_correction_kl)
-    double off_policy_threshold = HUGE_VAL;    ///< HUGE_VAL: no row is left out
+    double off_policy_threshold = HUGE_VAL;    ///< HUGE_VAL: no row is dropped
     SamplerCorrection correction = SamplerCorrection::none;
     double correction_min = 0, correction_max = 3;  ///< no bound: 0 and HUGE_VAL
     double sapo_temperature_positive = 1, sapo_temperature_negative = 1.05;

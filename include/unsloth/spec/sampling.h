@@ -9,10 +9,10 @@ namespace unsloth::spec {
 
 /// In the order in which they act: penalties and biases, the temperature, then what top_k, top_p and min_p leave.
 struct Sampling {
-    double temperature = 0;         ///< 0: always the likeliest token, the first of those that are as likely
-    int64_t top_k = 0;              ///< of the likeliest tokens; 0: of all
-    double top_p = 1;               ///< of the fewest likeliest tokens whose probabilities sum to this
-    double min_p = 0;               ///< of those at least this times as likely as the likeliest
+    double temperature = 0;         ///< 0: always the most likely token (greedy), the first of those that are as likely
+    int64_t top_k = 0;              ///< of the most likely tokens; 0: of all
+    double top_p = 1;               ///< of the fewest most likely tokens whose probabilities sum to this
+    double min_p = 0;               ///< of those at least this times as likely as the most likely one
     double repetition_penalty = 1;  ///< logits of tokens that were there: over this if positive, else times this
     double presence_penalty = 0;    ///< taken off the logits of tokens that are in the answer
     double frequency_penalty = 0;   ///< taken off the logits of tokens in the answer, once for each time

@@ -94,8 +94,8 @@ UNSLOTH_HOST_DEVICE_FUNCTION int q8_0_code(float x, float inverse) {
     return value < 0 ? -rounded : rounded;
 }
 
-/// The code of Q4_0 (`bits` 4) or Q5_0, 0 to 2^bits - 1; 2^(bits - 1) stands for 0. The product is rounded before the
-/// sum: ggml built for machines that fuse the two can give another code where a value lies halfway between two.
+/// The code of Q4_0 (`bits` 4) or Q5_0, 0 to 2^bits - 1; 2^(bits - 1) means 0. The product is rounded before the sum:
+/// ggml built for machines that fuse the two can give another code where a value is halfway between two.
 template <int bits>
 UNSLOTH_HOST_DEVICE_FUNCTION int signed_code(float x, float inverse) {
     constexpr int half = 1 << (bits - 1);

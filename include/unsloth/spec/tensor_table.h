@@ -56,7 +56,7 @@ std::string_view layer_norm_name(const ModelSpec& spec, TensorRole role);
 /// All tensors of a model, layer by layer (embeddings first, then layers, final norm, lm_head unless tied).
 std::vector<TensorRule> tensor_table(const ModelSpec& spec);
 
-/// Keys that some checkpoints hold and nobody needs (rotary_emb.inv_freq; lm_head.weight of a tied model).
+/// Unneeded keys that some checkpoints hold (rotary_emb.inv_freq; lm_head.weight of a tied model).
 bool is_ignorable_tensor(const ModelSpec& spec, const std::string& hf_name);
 /// Tensors of the model that this one is a part of: no pass reads them, and a merged model has them as they are.
 bool is_of_another_part(const ModelSpec& spec, const std::string& hf_name);

@@ -1,4 +1,4 @@
-// A tokenizer as a list: what a model file of another program needs to hold of it.
+// A tokenizer as a list: what another program's model file must store of it.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ namespace unsloth::spec {
 enum class TokenKind : int32_t { normal = 1, unknown = 2, control = 3, user_defined = 4, unused = 5, byte = 6 };
 
 struct VocabularyToken {
-    std::string text;  ///< raw form; of added tokens as it stands in texts; empty for a hole (then `unused`)
+    std::string text;  ///< raw form; of added tokens as texts have it; empty for a hole (then `unused`)
     float score = 0;   ///< SentencePiece's: pieces of higher score are merged first
     TokenKind kind = TokenKind::unused;
 };

@@ -21,12 +21,12 @@ struct Message {
     std::string content;
 };
 
-/// A text that contains all its special tokens (encode it without adding any) and the byte ranges to train
-/// on: one for each assistant turn, from just behind its header up to and with the end-of-turn token.
+/// A text that contains all its special tokens (encode it without adding any) and the byte ranges to train on: one for
+/// each assistant turn, from right after its header up to and with the end-of-turn token.
 struct Rendered {
     std::string text;
     std::vector<std::pair<std::size_t, std::size_t>> trained_bytes = {};
-    /// What the template leaves out of the text: "tools", "messages[2].tool_calls", "messages[0].content (role
+    /// What the template omits from the text: "tools", "messages[2].tool_calls", "messages[0].content (role
     /// critic)"; empty: none of them. A message's content counts as written if another one in its place changes the
     /// text.
     std::string left_out = {};
@@ -37,11 +37,11 @@ struct Rendered {
 struct EncodedTurns {
     std::vector<int32_t> ids;
     std::vector<std::pair<std::size_t, std::size_t>> trained;
-    bool merged_start = false;  ///< a token lies across the begin of a trained range, so that no label belongs to it
+    bool merged_start = false;  ///< a token spans the begin of a trained range, so that no label belongs to it
 };
 
-/// Which assistant turns `trained_bytes` tells: finding them costs further renderings of templates without
-/// {% generation %} blocks, so whoever needs none says so.
+/// Which assistant turns `trained_bytes` has. Finding them costs further renderings of templates without
+/// {% generation %} blocks, so callers that need none say so.
 enum class TrainedTurns { none, last, all };
 
 /// A template, ready to render conversations of one model. Immutable and cheap to copy; every member is safe
@@ -56,8 +56,8 @@ class ChatTemplate {
     ///   the name of a built-in one (see builtin_templates)
     ///   a text that holds {{ or {%: the template itself
     ///   a path to a file with a template
-    /// Usage Error for anything else; input Error (file, line, column) for a template with a mistake. Whoever calls
-    /// with `auto` logs `name()`.
+    /// Usage Error for anything else; input Error (file, line, column) for a template with an error. Callers with
+    /// `auto` log `name()`.
     ///
     /// `kwargs`, the JSON text of an object, are variables of every rendering; a row's members win over them. Usage
     /// Error where it is none, or names what rows alone bring (messages, add_generation_prompt).
@@ -111,9 +111,9 @@ void require_whole(const ChatTemplate& chat, const Rendered& rendered);
 ///   zephyr   <|ROLE|>\nCONTENT EOS\n
 std::span<const std::string_view> builtin_templates();
 
-/// Encodes the whole text at once and finds the tokens that lie entirely within each trained range; a token
-/// that straddles an edge (line feeds of header and answer merged) is not trained. Ranges without a token are
-/// left out.
+/// Encodes the whole text at once and finds the tokens that are entirely within each trained range; a token that
+/// straddles an edge (line feeds of header and answer merged) is not trained. Ranges without a token are
+/// dropped.
 EncodedTurns encode_rendered(const Tokenizer& tokenizer, const Rendered& rendered);
 
 /// The three-section prompt of Stanford Alpaca up to and with "### Response:\n"; the input section only where
@@ -129,8 +129,8 @@ std::optional<std::size_t> written_end(const Tokenizer& tokenizer, std::string_v
 /// Input Error when an EOS is to be added and the tokenizer names none.
 Rendered build_prompt_completion(const Tokenizer& tokenizer, std::string_view prompt, std::string_view completion);
 
-/// Bytes of the prompt that two texts have in common, each a prompt and an answer: up to the end of the last token that
-/// both begin with, in whole characters. Input Error where one of them goes on with a special token that ends no
+/// Bytes of the prompt that two texts share, each a prompt and an answer: up to the end of the last token that both
+/// begin with, in whole characters. Input Error where one of them continues with a special token that ends no
 /// generation: it begins a turn, and no answer.
 std::size_t common_prompt(const Tokenizer& tokenizer, std::string_view a, std::string_view b);
 

@@ -1,13 +1,13 @@
 // BPE tokenizers, read from Hugging Face's `tokenizer.json` (byte-level as in Llama 3, Qwen and GPT-2; SentencePiece
 // style with byte fallback as in Llama 2, Mistral and TinyLlama) or from SentencePiece's `tokenizer.model`.
 //
-// Ids and strings equal those of the `tokenizers` library 0.23: added tokens are cut out first, the rest is
-// normalised, split, and merged by rank (Sennrich et al. 2016, over bytes or characters). A tokenizer.model gives
-// what transformers 5's LlamaTokenizer makes of it, and so does a tokenizer.json that it would read: one without
-// byte-level steps beside a tokenizer_config.json that names this class (unless config.json's model_type is mistral,
-// which has another). There `legacy`, `add_prefix_space`, `add_bos_token` and `add_eos_token` count.
-// What a file asks for and this reader does not know is an input Error that names the file and the key.
-// `truncation` and `padding` of the file are not applied, as in transformers, which resets them.
+// Ids and strings equal those of the `tokenizers` library 0.23: added tokens are cut out first, the rest is normalised,
+// split, and merged by rank (Sennrich et al. 2016, over bytes or characters). A tokenizer.model gives what transformers
+// 5's LlamaTokenizer makes of it, and so does a tokenizer.json that it would read: one without byte-level steps next to
+// a tokenizer_config.json that names this class (unless config.json's model_type is mistral, which has another). There
+// `legacy`, `add_prefix_space`, `add_bos_token` and `add_eos_token` count. What a file asks for and this reader does
+// not know is an input Error that names the file and the key. `truncation` and `padding` of the file are not applied,
+// as in transformers, which resets them.
 #pragma once
 
 #include <cstddef>
@@ -34,8 +34,8 @@ struct Encoding {
 class Tokenizer {
   public:
     /// Reads `tokenizer.json` (or else `tokenizer.model`) and, where they exist, tokenizer_config.json,
-    /// special_tokens_map.json, generation_config.json and the chat templates of a folder; a .json file stands for
-    /// the tokenizer.json of its folder. Input Error with file and key.
+    /// special_tokens_map.json, generation_config.json and the chat templates of a folder; a .json file is used as the
+    /// tokenizer.json of its folder. Input Error with file and key.
     static Tokenizer load(const std::filesystem::path& path);
     /// Whether `folder` holds a tokenizer.json or tokenizer.model.
     static bool exists(const std::filesystem::path& folder);
@@ -47,10 +47,10 @@ class Tokenizer {
     std::vector<int32_t> encode(std::string_view text, bool add_special) const;
     Encoding encode_with_offsets(std::string_view text, bool add_special) const;
 
-    /// Always valid UTF-8: cut characters become U+FFFD. Ids outside the vocabulary are left out. Errors as for encode.
+    /// Always valid UTF-8: cut characters become U+FFFD. Ids outside the vocabulary are skipped. Errors as for encode.
     std::string decode(std::span<const int32_t> ids, bool skip_special) const;
 
-    /// Largest id + 1, added tokens included (a model's embedding needs at least so many rows).
+    /// Largest id + 1, added tokens included (a model's embedding needs at least this many rows).
     int64_t vocab_size() const;
     /// The id of a token in its raw form (as `vocab` and `added_tokens` spell it, so "Ġthe" for " the").
     std::optional<int32_t> token_id(std::string_view token) const;
@@ -68,7 +68,7 @@ class Tokenizer {
     bool adds_eos() const;  ///< encode(text, true) ends with eos_id
 
     const std::filesystem::path& folder() const;
-    /// Files of `folder`, which need hold no tokenizer, that belong beside an adapter: the tokenizer's,
+    /// Files of `folder`, which need hold no tokenizer, that belong with an adapter: the tokenizer's,
     /// generation_config.json and the chat templates, additional_chat_templates/*.jinja among them. Absolute or
     /// relative as `folder` is.
     static std::vector<std::filesystem::path> files_in(const std::filesystem::path& folder);

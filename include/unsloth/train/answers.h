@@ -51,13 +51,13 @@ class CompletionEvaluator {
         objective::Figures figures;                ///< "exact_match" or "regex", and "NAME_exact_match" of each set
         std::vector<nlohmann::ordered_json> rows;  ///< {"row", "set"?, "prompt", "expected", "answer", "correct"}
     };
-    /// With the likeliest tokens. Called by all ranks of `group` (nullptr: alone), of which each answers its part; the
-    /// result is the same on all. The model's plan has a cache for rows() sequences of context() tokens. Nothing when a
-    /// signal, then in `signal`, asked to stop before all were answered.
+    /// Greedy decoding. Called by all ranks of `group` (nullptr: alone), of which each answers its part; the result is
+    /// the same on all. The model's plan has a cache for rows() sequences of context() tokens. Nothing when a signal,
+    /// then in `signal`, asked to stop before all were answered.
     std::optional<Result> run(model::Model& model, ops::Context& ctx, comm::Group* group, int& signal) const;
 
   private:
-    /// A row's last trained part is the answer; what stands before it in its segment is asked.
+    /// A row's last trained part is the answer; the part before it in its segment is the prompt.
     struct Question {
         int64_t row = 0;
         int32_t set = 0;      ///< number of the evaluation set

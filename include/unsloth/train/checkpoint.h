@@ -1,4 +1,4 @@
-// Saving while training goes on: the state at the end of a step is copied to the host, and a thread writes it.
+// Saving during training: the state at the end of a step is copied to the host, and a thread writes it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -37,14 +37,14 @@ inline constexpr std::array<SavedTensor, 7> saved_tensors{{{"params", &ops::Adam
                                                            {"absmax_v8", &ops::AdamwState::absmax_v8}}};
 
 /// The flat buffers that training changes, as named tensors: values ("params", fp32) and AdamW's moments. Those without
-/// elements are left out.
+/// elements are omitted.
 std::vector<std::pair<std::string, at::Tensor>> trained_tensors(const ops::AdamwState& state);
 
 /// Changes whenever the flat buffers would be laid out otherwise: names, shapes, places, and how moments are kept.
 std::string layout_fingerprint(const weights::ParameterTable& table, config::Optimizer optimizer);
 
-/// Copies of trained_tensors on the host, made once and used again and again: page-locked beside a GPU, or with a
-/// warning ordinary memory where the system gives none.
+/// Host copies of trained_tensors, allocated once and reused: pinned with a GPU, or with a warning ordinary memory
+/// where the system gives none.
 class Snapshot {
   public:
     Snapshot(const ops::AdamwState& state, at::Device device);
@@ -83,7 +83,7 @@ void save_optimizer(const std::filesystem::path& folder, const Snapshot& snapsho
 /// type; that no file is missing, the checkpoint's manifest says.
 void restore_optimizer(const std::filesystem::path& checkpoint, const weights::ParameterTable& all,
                        weights::Parameters& parameters, config::Optimizer optimizer, bool with_values);
-/// The values that all ranks wrote into `checkpoint`, for whoever has them not all in memory.
+/// The values that all ranks wrote into `checkpoint`, for callers that do not have all of them in memory.
 ReadValues values_of_parts(const std::filesystem::path& checkpoint, const weights::ParameterTable& all);
 /// Reads adapters and modules_to_save of a folder that save_adapter wrote (in fp32) into the values that the rank
 /// holds, exactly.
@@ -98,7 +98,7 @@ class BackgroundSaver {
     /// save. `in_place`: they are the state itself, and save() returns when it is written.
     BackgroundSaver(const ops::Context& ctx, const ops::AdamwState& state, const std::optional<ops::AdamwState>& copies,
                     bool in_place = false);
-    /// Waits for the write under way.
+    /// Waits for the write in progress.
     ~BackgroundSaver();
     BackgroundSaver(const BackgroundSaver&) = delete;
     BackgroundSaver& operator=(const BackgroundSaver&) = delete;
@@ -107,7 +107,7 @@ class BackgroundSaver {
     /// the host does not) and calls write(snapshot) on the saver's thread. What an earlier write threw is thrown here;
     /// where there is no memory for the copy, wait() throws that.
     void save(Write write);
-    /// Waits for the write under way; throws what it threw.
+    /// Waits for the write in progress; throws what it threw.
     void wait();
 
   private:
@@ -120,7 +120,7 @@ class BackgroundSaver {
     std::unique_ptr<Snapshot> snapshot_;  ///< nullptr: not needed yet
     std::mutex mutex_;
     std::condition_variable changed_;
-    std::unique_ptr<Job> job_;  ///< to be done or under way
+    std::unique_ptr<Job> job_;  ///< waiting or running
     std::exception_ptr failure_;
     bool ends_ = false;
     std::thread thread_;

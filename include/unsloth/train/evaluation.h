@@ -17,9 +17,9 @@ namespace unsloth::train {
 
 class Evaluator {
   public:
-    /// Batches of at most so many tokens, of which each of `ranks` takes its part, and of these a slice where rows are
-    /// shared. `files`: data.eval_files, of which source i of the rows is the i-th; empty: the rows are one set.
-    /// `group` (nullptr: alone) outlives this.
+    /// Batches of at most `most_tokens` tokens, of which each of `ranks` takes its part, and of these a slice where
+    /// rows are shared. `files`: data.eval_files, of which source i of the rows is the i-th; empty: the rows are one
+    /// set. `group` (nullptr: alone) outlives this.
     Evaluator(data::Dataset rows, const std::vector<std::pair<std::string, std::string>>& files, int64_t most_tokens,
               int rank, int ranks, comm::Group* group, data::ContextRank context = {});
 

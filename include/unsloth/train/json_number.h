@@ -6,7 +6,7 @@
 
 namespace unsloth::train {
 
-/// null stands for what is not finite or absent.
+/// null for a number that is not finite or absent.
 nlohmann::ordered_json number(std::optional<double> value);
 
 }  // namespace unsloth::train

@@ -16,7 +16,7 @@ struct RankRule {
 };
 
 /// The least of 8, 16, …, 256 with which the adapters have at least as many parameters as the run has different
-/// targets. Where rewards or preferences teach, 16. `targets`: nullopt where nobody knows: 32.
+/// targets. Where rewards or preferences teach, 16. `targets`: nullopt where the number is unknown: 32.
 ///
 /// Source: "LoRA Without Regret" (Schulman and Thinking Machines Lab, 2025-09) and the LoRA primer of their
 /// tinker-cookbook: a LoRA learns as well as all weights as long as it has at least as many parameters as there are

@@ -1,4 +1,4 @@
-// Going on with a run from one of its checkpoints.
+// Resuming a run from one of its checkpoints.
 #pragma once
 
 #include <filesystem>
@@ -16,16 +16,16 @@ struct ResumePoint {
 };
 
 /// The checkpoint that training.resume_from_checkpoint means: nothing when it asks for none, or for "auto" where there
-/// is none. Damaged and unfinished ones, those of another user and those of other programs are passed over with a
-/// warning, except one that is named. usage Error when "true" finds none, and when the named one is another program's;
-/// input Error when it is damaged.
+/// is none. Damaged and unfinished ones, those of another user and those of other programs are skipped with a warning,
+/// except one that is named. usage Error when "true" finds none, and when the named one is another program's; input
+/// Error when it is damaged.
 std::optional<ResumePoint> find_resume_point(const config::TrainingOptions& training);
 
 /// Reads a folder that is known to be whole.
 ResumePoint read_resume_point(const std::filesystem::path& folder);
 
-/// usage Error when going on from `point` would replace what it does not continue in output_dir: another run, or of the
-/// same one steps behind a checkpoint that was named, or a finished result behind the newest whole checkpoint.
+/// usage Error when resuming from `point` would overwrite what it does not continue in output_dir: another run, steps
+/// of the same run after a named checkpoint, or a finished result after the newest complete checkpoint.
 void require_nothing_lost(const config::TrainingOptions& training, const ResumePoint& point);
 
 /// usage Error when the run is to end before the checkpoint's step.

@@ -13,8 +13,8 @@ class RowFile;
 
 class RolloutSource final : public StepSource {
   public:
-    /// Continues after the state's step, with what its checkpoint holds of a generation batch that was in use. All
-    /// outlive this. input Error where that is missing or damaged.
+    /// Continues after the state's step, with the checkpoint's state of a generation batch that was in use. All outlive
+    /// this. input Error where that is missing or damaged.
     RolloutSource(const RunSetup& setup, TrainingState& state);
     ~RolloutSource() override;
 

@@ -14,7 +14,7 @@ inline double seconds_since(std::chrono::steady_clock::time_point start) {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-/// All counts, seconds and losses are of this process: a run that goes on from a checkpoint begins anew, but for
+/// All counts, seconds and losses are of this process: a run that resumes from a checkpoint begins at 0, except for
 /// global_step.
 struct RunSummary {
     std::string exit_reason;  ///< finished | SIGTERM, SIGINT (saved after such a signal) | error

@@ -1,4 +1,4 @@
-// What a run writes into its output folder: checkpoints while it goes on, the result at its end.
+// What a run writes into its output folder: checkpoints during training, the result at its end.
 #pragma once
 
 #include <atomic>
@@ -38,11 +38,11 @@ struct RunFiles {
     StatePart part;                 ///< of the optimizer: its first rank writes each, that of the first all else
     int ranks = 1;                  ///< of the run
     bool holds_all = true;          ///< each rank all values; else those of its part, which it writes too
-    bool in_place = false;          ///< the state lies in host memory, and is written from there
+    bool in_place = false;          ///< the state is in host memory, and is written from there
     std::chrono::seconds patience;  ///< of the first with the others' files
 };
 
-/// What belongs to one moment of it, beside the tensors.
+/// The data of one moment of the run, in addition to the tensors.
 struct RunMoment {
     formats::TrainerState trainer;
     formats::RunState run;
@@ -62,7 +62,7 @@ class RunSaver {
     /// than one checkpoint, and the one before is whole. Where several write, all call it together; `agree` then tells
     /// all what the first says: the folder that is filled. It appears when all of them have written.
     void checkpoint(RunMoment moment, const std::function<std::string(const std::string&)>& agree = nullptr);
-    /// Waits for the checkpoint under way; whether the last one asked for is complete.
+    /// Waits for the checkpoint in progress; whether the last one asked for is complete.
     bool wait();
     /// The adapter or model of these values, with tokenizer and trainer_state.json, in the output folder itself.
     /// runtime Error when it cannot be written.
@@ -79,7 +79,7 @@ class RunSaver {
     ops::AdamwState state_;
     std::atomic<bool> leaves_{false};
     std::optional<int64_t> last_;
-    BackgroundSaver background_;  ///< ends first: its thread reads what stands above
+    BackgroundSaver background_;  ///< destroyed first: its thread reads the members above
 };
 
 }  // namespace unsloth::train

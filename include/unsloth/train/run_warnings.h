@@ -1,4 +1,4 @@
-// What is likely a mistake in a run that can go on: told as warnings.
+// Warnings about likely errors in a run that can continue.
 #pragma once
 
 #include <cstdint>
@@ -19,8 +19,8 @@ std::optional<std::string> doubt_learning_rate(const config::Config& config, con
 /// What to say of a load-balancing loss that config.json asks of training and no option settles; else nothing.
 std::optional<std::string> describe_router_loss(const config::Config& config, const spec::ModelSpec& spec);
 
-/// What to say about options that were given and do nothing on such a device, where so many ranks share what is
-/// trained.
+/// Warnings about options that were given and have no effect on such a device, or with this many ranks that share the
+/// trained parameters.
 std::vector<std::string> options_without_effect(const config::Config& config, bool on_gpu, int sharers);
 
 /// What to say about a warm-up that takes more than half of the run's steps, or is not over when the run ends; nothing
@@ -35,7 +35,7 @@ std::optional<std::string> doubt_adapter(const config::Config& config);
 struct RunLength {
     int64_t steps = 0, rows = 0, rows_of_step = 0, epoch_steps = 0;
 };
-/// What to say about options that count steps or rows and do not go with a run so short.
+/// Warnings about options that count steps or rows and do not suit a run this short.
 std::vector<std::string> doubt_lengths(const config::Config& config, const RunLength& run);
 
 /// An optimizer in host memory that has one of several CPUs: torchrun sets OMP_NUM_THREADS to 1.

@@ -1,4 +1,4 @@
-// What a run answers to a few prompts as it goes on: training.sample_prompts.
+// A run's completions of a few prompts during training: training.sample_prompts.
 #pragma once
 
 #include <cstdint>

@@ -30,7 +30,7 @@ class SavePolicy {
     void agree(bool due) { agreed_ = agreed_ || due; }
     /// Whether a checkpoint follows this step.
     bool due(int64_t step) const;
-    /// A checkpoint between two steps: training stands still until the state was copied.
+    /// A checkpoint between two steps: training pauses until the state was copied.
     void save_while_training();
     /// The result of the last good values, before the run ends with an error.
     void keep_result();

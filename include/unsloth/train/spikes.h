@@ -43,7 +43,7 @@ class SpikeGuard {
     explicit SpikeGuard(const ops::Context& ctx);
     /// Host memory of one step's limits, pinned on CUDA.
     at::Tensor make_host() const;
-    /// Issued behind ops::gradient_norm: `outcome` (the device's StepOutcome) is skipped_spike where loss or norm is
+    /// Issued after ops::gradient_norm: `outcome` (the device's StepOutcome) is skipped_spike where loss or norm is
     /// above the limits and everything is finite.
     void issue(const at::Tensor& host, const SpikeLimits& limits, const at::Tensor& outcome);
 

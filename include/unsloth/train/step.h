@@ -30,7 +30,7 @@ struct StepSettings {
     objective::Objective* objective = nullptr;  ///< nullptr: the mean over targets
     comm::Group* group = nullptr;               ///< ranks that share the step; nullptr: alone
     int64_t bucket_bytes =
-        0;  ///< of gradients that ranks sum while the backward pass goes on; 0: all together, after it
+        0;  ///< of gradients that ranks sum during the backward pass; 0: all of them together, after the pass
 };
 
 /// What a finished step has to say.
@@ -94,14 +94,14 @@ class Stepper {
     /// The next step's time counts from here: to be called after other work (an evaluation, a save), with nothing under
     /// way. Waits for what was issued so far.
     void start_clock();
-    /// The oldest issued step's result: waits for it when `must` is set or when more than one step is under way;
+    /// The oldest issued step's result: waits for it when `must` is set or when more than one step is in flight;
     /// nothing otherwise.
     std::optional<StepResult> take(bool must);
     /// For benches: with a group, whether the next steps use it.
     void set_sharing(bool shares) { store_.set_sharing(shares); }
     double loss_scale() const { return loss_scale_; }
 
-    /// What a checkpoint must keep of it; to be asked when nothing is under way.
+    /// What a checkpoint must keep of it; to be called when no step is in flight.
     using State = formats::OptimizerProgress;
     State state() const { return {updates_, loss_scale_, good_steps_, spikes_.measures()}; }
     void restore(const State& state);

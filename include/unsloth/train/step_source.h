@@ -25,8 +25,8 @@ class StepSource {
     /// This rank's micro-batches of step number `step`, from 1. The step before was issued, and may not be done: work
     /// on the model follows it on the stream. Throws a StoppedBySignal where the step takes work that a signal ends.
     virtual data::StepBatch next(int64_t step) = 0;
-    /// What a checkpoint after the last step that was asked for must hold of the source; empty: the step's number says
-    /// all. The next step was not asked for.
+    /// The source's state for a checkpoint after the last requested step; empty: the step's number says all. The next
+    /// step was not asked for.
     virtual std::string progress() const { return {}; }
 };
 

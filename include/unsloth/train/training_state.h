@@ -25,7 +25,7 @@ struct TrainingState {
     TrainingState& operator=(const TrainingState&) = delete;
 
     double learning_rate(int64_t step) const;  ///< of step number `step`, from 1
-    /// What a checkpoint holds of the parameters, to the last bit.
+    /// A checkpoint's values of the parameters, to the last bit.
     void load_values(const std::filesystem::path& checkpoint);
     StatePart part() const;
 

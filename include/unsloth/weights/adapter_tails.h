@@ -45,7 +45,7 @@ class AdapterMargins {
     /// Submits the table of that name, which one launch works from. `transposed`: the margins have an a_KR.
     static void plan(const LayerLayout& layout, const std::vector<spec::LayerLora>& lora, at::Device device,
                      bool transposed, memory::Plan& plan, const char* table = usual_table);
-    /// `margins`: one a layer (the same ones for layers that are expanded in turn).
+    /// `margins`: one a layer (the same ones for layers that are dequantized in turn).
     AdapterMargins(ops::Context& ctx, const Adapters& adapters, const LayerLayout& layout,
                    const std::vector<LayerMargins>& margins, const memory::Arena& arena,
                    const char* table = usual_table);

@@ -10,8 +10,8 @@
 
 namespace unsloth::weights {
 
-/// A name, 32 digits, that two processes of a machine have in common only where all that they make of the checkpoint
-/// is the same: by its files as they were when they were mapped (MappedFile::stamp, and their first and last bytes),
+/// A name, 32 digits, that is equal in two processes of a machine only where all that they make of the checkpoint is
+/// the same: by its files as they were when they were mapped (MappedFile::stamp, and their first and last bytes),
 /// base_makers(), and the device, which quantises. It reads 128 KiB of a file.
 std::string base_identity(const formats::WeightFile& file, at::Device device);
 

@@ -1,4 +1,4 @@
-// In which form the base's weights lie and where, what that takes, and how they come there from the checkpoint.
+// In which form and where the base's weights are stored, what that takes, and how they are loaded from the checkpoint.
 #pragma once
 
 #include <memory>
@@ -19,14 +19,14 @@ namespace unsloth::weights {
 struct EmbeddingAndHead {
     StoredWeight embed_VD;  ///< read by rows
     StoredWeight
-        lm_head_VD;  ///< may be embed_VD itself (tied). No matrix in the compute type: to be expanded for a pass
+        lm_head_VD;  ///< may be embed_VD itself (tied). A matrix not in the compute type is dequantized for each pass
     at::Tensor final_norm_D;  ///< fp32
     /// This rank's rows of lm_head as codes for logits, and their transpose for dx; empty: products read values.
     ops::CodedMatrix codes_VD, codes_DV;
 
     enum class HeadProduct : uint8_t { logits, dx };
-    /// Expands lm_head for a pass, where it does not lie as its products read it and `first` is the first of them that
-    /// reads values. `expanded_VD`: undefined where no product needs it.
+    /// Dequantizes lm_head for a pass, where its GEMMs cannot read it as stored and `first` is the first of them that
+    /// reads values. `expanded_VD`: undefined where no GEMM needs it.
     void expand_head(ops::Context& ctx, HeadProduct first, const at::Tensor& expanded_VD) const;
     /// These rows of lm_head as its products read it.
     Operand head(const at::Tensor& expanded_VD, const spec::Range& rows) const;
@@ -37,21 +37,21 @@ struct BaseRequest {
     at::ScalarType dtype = at::kFloat;          ///< compute type
     formats::HeldTypes held;                    ///< what frozen matrices become on the way in
     spec::CodedProducts coded{};                ///< for which linears are held as codes
-    int64_t mantissa_bits = 0;                  ///< that layers keep, which lie ready in bf16 (round_mantissa); 0: all
+    int64_t mantissa_bits = 0;                  ///< that layers keep which are ready in bf16 (round_mantissa); 0: all
     bool masters = false;                       ///< all of it is trained: compute copies of fp32 masters
-    bool reads_values = false;                  ///< passes read what is trained where Parameters::value is
+    bool reads_values = false;                  ///< passes read trained parameters where Parameters::value is
     bool trains = false;                        ///< gradients pass through the products
-    std::vector<bool> cached;                   ///< layers whose 4-bit linears are expanded once, while loading (CUDA)
+    std::vector<bool> cached;                   ///< layers whose 4-bit linears are dequantized once, at loading (CUDA)
     std::optional<std::string> offload_folder;  ///< for layers on the disk that the checkpoint has in another form
-    std::vector<spec::Place> layers_at;         ///< where each layer's frozen linears lie
-    Share peers;                     ///< with several, layers that would lie on the device lie on theirs, in turn
-    bool embedding_on_host = false;  ///< the input embeddings of a CUDA run stay in page-locked host memory
+    std::vector<spec::Place> layers_at;         ///< where each layer's frozen linears are stored
+    Share peers;                     ///< with several, layers planned for the device are on the peers' devices, in turn
+    bool embedding_on_host = false;  ///< the input embeddings of a CUDA run stay in pinned host memory
     bool unties_head = false;        ///< tied embeddings become two matrices, trained apart from each other
     bool trains_embedding = false, trains_head = false;  ///< compute copies of fp32 values, whatever the base has
     bool fp32_logits = false;                            ///< lm_head's products are not of codes
     ops::Nf4GemmChooser nf4_chooser;                     ///< products that read 4-bit tiles on this device; empty: none
-    int64_t fewest_tokens = 0;                           ///< a product has at least so many
-    bool tails_may_stay = true;                          ///< adapters that do not change, beside tiles
+    int64_t fewest_tokens = 0;                           ///< a GEMM has at least this many
+    bool tails_may_stay = true;                          ///< adapters that do not change, next to tiles
     spec::ServeGrid grid = spec::ServeGrid::none;        ///< adapters are folded into the base (FoldedAdapters)
 };
 
@@ -66,43 +66,43 @@ struct BaseMemory {
 class BasePlan {
   public:
     /// The layers are the layout's: of its stage, slices of the file's. `like`: another plan of the file, which saves
-    /// time. usage Error where codes are asked for and cannot
-    /// be, where layers that must lie on the device do not, and where a weight's form cannot be cut so.
+    /// time. usage Error where a requested quantized form is not possible, where layers that must be on the device are
+    /// not, and where a weight's form cannot be cut so.
     BasePlan(std::shared_ptr<const formats::WeightFile> file, LayerLayout layout, std::vector<spec::LayerLora> lora,
              BaseRequest request, const BasePlan* like = nullptr);
 
-    /// Submits what lies on the device for the whole run, the adapters' margins with it.
+    /// Submits what is on the device for the whole run, the adapter tail rows and columns with it.
     void submit(memory::Plan& resident) const;
-    /// Submits what lies on the device of the peer of that rank, for all of them.
+    /// Submits what that peer rank's device stores for all peers.
     void submit_peer(int rank, memory::Plan& plan) const;
-    /// Submits what lies in page-locked host memory and is the same for every process that reads the base so: layers,
-    /// and the embeddings, if asked for. An entry's content says which tensors it holds, and in which form.
+    /// Submits what is in pinned host memory and is the same for every process that reads the base so: layers, and the
+    /// embeddings, if asked for. An entry's content says which tensors it holds, and in which form.
     void submit_common(memory::Plan& common) const;
     /// Reads the piece of that name, which was submitted so, into `memory`: uint8, of the entry's bytes.
     void read_common(ops::Context& ctx, const std::string& name, const at::Tensor& memory, SharedLoading& shared) const;
     /// Submits what each process has there for itself: what layers on the disk take.
     void submit_host(memory::Plan& host) const;
-    /// Whether it is a plan for layers that are expanded once, and lie, so.
+    /// Whether the plan has these layers dequantized once, and stored at these places.
     bool lies_so(const std::vector<bool>& cached, const std::vector<spec::Place>& layers_at) const {
         return cached == request_.cached && layers_at == asked_at_;
     }
     /// Whether passes can be recorded: the host takes part in reading from the disk.
     bool recordable() const;
-    /// Whether lm_head does not lie as its products read it.
+    /// Whether lm_head is not stored as its GEMMs read it.
     bool expands_head() const;
-    /// Whether what is held of the layers lies in the checkpoint as it is held.
+    /// Whether the layers are held in the form that the checkpoint stores.
     bool lies_in_checkpoint() const;
     /// Of the layers' weights: the most that one takes.
     int widest_bits() const;
-    /// On a GPU: how many of the layers' quantised matrices each pass of the fewest tokens expands to the compute type,
-    /// because no product reads them as they lie.
+    /// On a GPU: how many of the layers' quantised matrices each pass of the fewest tokens dequantizes to the compute
+    /// type, because no GEMM reads them as stored.
     int64_t expanded_linears() const;
     /// The products that read 8-bit codes of their inputs.
     spec::CodedProducts coded() const { return request_.coded; }
     /// Those of them by lm_head: none in runs that train nothing, by one that is trained, or whose rows do not fill a
     /// product's operands.
     spec::CodedProducts head_coded() const;
-    /// usage Error where mantissas are to be rounded of layers that do not lie expanded: of the plan that is chosen.
+    /// usage Error where mantissas are to be rounded of layers that are not stored dequantized, in the chosen plan.
     void require_expanded() const;
     /// "nf4 (double quantised)", "bf16", … as the run will hold the linears.
     std::string description() const;
@@ -170,7 +170,7 @@ class BasePlan {
     PackedLayer image_of(int layer) const { return image_of(linears(layer)); }
     void add_parts(const formats::TensorSource& source, bool large, PackedLayer& image) const;
 
-    /// Puts a part of a stored weight into its layer's image and returns where it lies there.
+    /// Puts a part of a stored weight into its packed layer and returns its memory there.
     using PlacePart = std::function<at::Tensor(const char* what, const at::Tensor& values)>;
     StoredWeight load_stored(ops::Context& ctx, const formats::TensorSource& source, bool reads,
                              const PlacePart& place) const;
@@ -224,8 +224,8 @@ class BasePlan {
     std::vector<ImageSize> images_;  ///< of each layer
     std::vector<int> owners_;        ///< of each layer the peer: in turn, among those that these ranks have
     std::vector<spec::Place> asked_at_;
-    std::vector<bool> ready_;    ///< layers that lie as their products read them
-    std::vector<int> streamed_;  ///< layers that do not lie on the device
+    std::vector<bool> ready_;    ///< layers that are stored as their GEMMs read them
+    std::vector<int> streamed_;  ///< layers that are not on the device
     bool tiles_serve_ = false;
 };
 

@@ -42,7 +42,7 @@ class DoraNorms {
     const Adapters& adapters_;
     comm::Communicator* slices_;
     at::Tensor base_LN, scale_LN, inverse_LN;  ///< fp32 [layers, all groups' outputs]
-    at::Tensor products_;                      ///< fp32, of the largest group: A·Aᵀ, and A·Wᵀ behind it
+    at::Tensor products_;                      ///< fp32, of the largest group: A·Aᵀ, followed by A·Wᵀ
 };
 
 }  // namespace unsloth::weights

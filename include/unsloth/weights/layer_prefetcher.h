@@ -1,4 +1,4 @@
-// Layers' images that lie elsewhere, copied into a few slots on the device ahead of the passes that read them.
+// Packed layers stored elsewhere, copied into a few slots on the device ahead of the passes that read them.
 //
 // A layer has one slot for good: what is issued knows it by address, and can be recorded. While a layer is read from
 // its slot, those that come after it in the pass are copied into the others; when the layer's slot has been read, the
@@ -16,8 +16,8 @@
 
 namespace unsloth::weights {
 
-/// A layer's image, and the slot that it is read from, uint8 of the same size: in page-locked host memory or another
-/// rank's as a whole, on the disk but for its rest, or nowhere as a whole.
+/// A packed layer, and the slot that it is read from, uint8 of the same size: whole in pinned host memory or another
+/// rank's memory, on the disk except for its small tensors, or nowhere as a whole.
 struct StreamedImage {
     at::Tensor image, slot_memory;
     int slot = 0;
@@ -27,13 +27,13 @@ struct StreamedImage {
 
 class LayerPrefetcher {
   public:
-    /// One entry a layer; nullopt: it lies on the device. `copies` must have a mark for each slot; `disk` uses it too,
-    /// with marks behind those, and is nullptr where no image lies on the disk.
+    /// One entry a layer; nullopt: it is on the device. `copies` must have a mark for each slot; `disk` uses it too,
+    /// with marks after those, and is nullptr where no packed layer is on the disk.
     LayerPrefetcher(std::unique_ptr<ops::CopyStream> copies, std::vector<std::optional<StreamedImage>> layers,
                     std::unique_ptr<DiskStream> disk = nullptr);
 
     /// Before a pass that asks for these layers, in this order, streamed or not: fills the slots with those that come
-    /// first, and has the context's stream wait for them, so that nothing under way crosses into recorded work.
+    /// first, and has the context's stream wait for them, so that no copy in flight crosses into a CUDA graph.
     void begin(ops::Context& ctx, const std::vector<int>& pass);
     /// The pass comes to its next layer: work issued from now on finds it in its slot. CheckError where the pass said
     /// otherwise.
@@ -46,7 +46,7 @@ class LayerPrefetcher {
     DiskStream* disk() const { return disk_.get(); }
     std::vector<const DiskImage*> packed_layers_on_disk() const;
 
-    /// Which layers the slots hold, and how far the pass is. Work that was recorded leaves the same behind each time.
+    /// Which layers the slots hold, and the pass's progress. A captured CUDA graph ends in the same state each time.
     struct State {
         std::vector<int> in_slots;
         std::size_t entered = 0;
@@ -54,7 +54,7 @@ class LayerPrefetcher {
     };
     const State& state() const { return state_; }
     void assume(State state) { state_ = std::move(state); }
-    /// What the slots hold is no longer what lies elsewhere.
+    /// Invalidates the slots: what they hold differs from what is stored elsewhere.
     void forget() { std::fill(state_.in_slots.begin(), state_.in_slots.end(), -1); }
 
   private:

@@ -41,9 +41,9 @@ constexpr const char* name_of(Group g) {
     return group_names[static_cast<std::size_t>(g)];
 }
 
-/// Elements from one row of a matrix of so many columns to the next: a multiple of 64, so that rows of 16-bit elements
-/// start at multiples of 128 bytes. A product reads its operands in pieces of that size, and takes 2 to 4 % longer
-/// where each lies across two lines (docs/performance/operators.md).
+/// Elements from one row of a matrix of `columns` columns to the next: a multiple of 64, so that rows of 16-bit
+/// elements start at multiples of 128 bytes. A GEMM reads its operands in pieces of that size, and takes 2 to 4 %
+/// longer where each crosses a line boundary (docs/performance/operators.md).
 constexpr int64_t row_stride(int64_t columns) {
     constexpr int64_t elements = 64;
     return (columns + elements - 1) / elements * elements;
@@ -61,7 +61,7 @@ struct Slice {
 };
 
 /// A group's shape, the same in every layer that has it: ranks are the largest of any layer, so that one scratch buffer
-/// serves all.
+/// is enough for all.
 struct MatrixGroup {
     Group group = Group::qkv;
     int64_t n = 0, k = 0, r = 0;
@@ -105,7 +105,7 @@ struct LayerLayout {
                });
     }
     bool has_crossing(int64_t layer) const { return !crosses.empty() && crosses.at(static_cast<std::size_t>(layer)); }
-    /// Where a matrix of a layer lies.
+    /// The group of a layer's matrix.
     Group group_of(const spec::LinearId& id) const;
     bool has(Group g) const { return std::ranges::find(groups, g, &MatrixGroup::group) != groups.end(); }
     int64_t rank_of(Group g) const { return has(g) ? (*this)[g].r : 0; }  ///< R; 0 where no layer has the group
@@ -126,7 +126,7 @@ constexpr spec::Projection adapted_of(Group g) {
 }
 
 /// Whether a group's products are cut by their inputs (Megatron's row parallel): what a rank's product gives are terms
-/// of a sum over the ranks. Of the other groups that holds of the gradient of their input.
+/// of a sum over the ranks. For the other groups, the gradient of their input is such a sum.
 constexpr bool is_cut_by_inputs(Group g) {
     return g == Group::o || g == Group::down || g == Group::experts_down;
 }

@@ -1,7 +1,7 @@
 // Several adapters on one base, of which each token of a pass has one or none.
 //
-// Beside each other they are one adapter, whose rank is the sum of theirs: u = x · [A₁; A₂; …]ᵀ, and a token keeps the
-// columns of u that its own adapter has (ops::zero_others). So products and kernels are those of one adapter.
+// Concatenated they are one adapter, whose rank is the sum of theirs: u = x · [A₁; A₂; …]ᵀ, and a token keeps the
+// columns of u that its own adapter has (ops::zero_others). So GEMMs and kernels are those of one adapter.
 #pragma once
 
 #include <map>

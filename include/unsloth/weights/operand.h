@@ -62,8 +62,8 @@ struct Operand {
 
     /// Whether the forward product reads codes.
     bool reads_codes() const { return std::holds_alternative<CodedBase>(base); }
-    /// Where whoever makes the forward product's input, or dx's, puts its codes, [rows, columns] of `scratch`:
-    /// operators that take codes make them together with the rows. Empty where the product reads the rows themselves.
+    /// Where the operator that makes the forward GEMM's input, or dx's, puts its quantized values, [rows, columns] of
+    /// `scratch`: it makes them together with the rows. Empty where the GEMM reads the rows themselves.
     ops::CodedMatrix input_codes(const ops::CodedMatrix& scratch, int64_t rows, int64_t columns) const;
     ops::CodedMatrix gradient_codes(const ops::CodedMatrix& scratch, int64_t rows, int64_t columns) const;
 };

@@ -1,5 +1,5 @@
-// A layer's stored weights as one piece of memory, with a table of where each part lies in it: what is planned, sent to
-// other processes and, where it lies elsewhere, fetched as a whole.
+// A layer's stored weights as one piece of memory, with a table of each part's position in it: what is planned, sent to
+// other processes and, where it is stored elsewhere, fetched as a whole.
 #pragma once
 
 #include <ATen/ATen.h>

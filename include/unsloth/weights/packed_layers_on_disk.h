@@ -1,5 +1,5 @@
-// Layers' images on the disk: read by several threads, from the page cache what it has as it is, the rest past it where
-// the file system allows that, through a ring of page-locked buffers into slots on the device.
+// Packed layers on the disk: read by several threads, from the page cache what it has as it is, the rest past it where
+// the file system allows that, through a ring of pinned buffers into slots on the device.
 //
 // Threads that each wait in a read are as fast here as io_uring: a request is as large as a buffer, and the kernel cuts
 // it into as many as the disk takes at a time.
@@ -19,14 +19,14 @@
 
 namespace unsloth::weights {
 
-/// Where bytes of an image lie in a file.
+/// The position of a packed layer's bytes in a file.
 struct FileRange {
     int file = 0;  ///< number of the file
     int64_t offset = 0, bytes = 0;
     int64_t to = 0;  ///< in the image
 };
 
-/// A layer's image: ranges of files, and the rest of it, which is small, in page-locked memory.
+/// A packed layer: ranges of files, and its small tensors, in pinned memory.
 struct DiskImage {
     std::vector<FileRange> ranges;
     at::Tensor rest;  ///< uint8; may be empty
@@ -61,20 +61,20 @@ class DiskStream {
   public:
     static constexpr int buffers = 16;
     static constexpr int64_t buffer_bytes = int64_t{4} << 20;  ///< of a file, at a time
-    /// Of the page-locked memory that it takes.
+    /// Of the pinned memory that it takes.
     static constexpr int64_t memory_bytes = buffers * (buffer_bytes + 2 * DiskFiles::alignment) + DiskFiles::alignment;
 
     /// `memory`: uint8 [memory_bytes]. `copies` has marks [first_mark, first_mark + buffers) for it; both must outlive
-    /// it, and so must what is under way: the destructor waits for its threads alone.
-    /// `patience`: how long wait() waits before it says so.
+    /// it and its copies in flight: the destructor waits for its threads alone. `patience`: how long wait() waits
+    /// before it says so.
     DiskStream(DiskFiles files, at::Tensor memory, ops::CopyStream& copies, int first_mark, at::Device device,
                std::chrono::milliseconds patience = std::chrono::seconds(10));
     ~DiskStream();
     DiskStream(const DiskStream&) = delete;
     DiskStream& operator=(const DiskStream&) = delete;
 
-    /// Reads the image into `slot_memory`, after what the copies wait for so far, and sets `mark` behind it. One at a
-    /// time for a mark; images are read in the order of the calls.
+    /// Reads the packed layer into `slot_memory`, after what the copies wait for so far, and then sets `mark`. One at a
+    /// time for a mark; packed layers are read in the order of the calls.
     void fetch(const DiskImage& image, const at::Tensor& slot_memory, int mark);
     /// Returns when all copies of the image that was fetched with this mark, and the mark, are issued. Says from time
     /// to time that it waits. Throws what reading threw.
@@ -85,8 +85,8 @@ class DiskStream {
         int64_t bytes = 0, cached = 0;
     };
     Counts counts() const;
-    /// Reads the images, again and again for about so long, as fetch() does but for the copies: what reading alone
-    /// reaches. Nothing may be under way.
+    /// Reads the packed layers repeatedly for about this time, as fetch() does but for the copies: the speed of reading
+    /// alone. No read may be in flight.
     Counts read_alone(const std::vector<const DiskImage*>& images, std::chrono::duration<double> time);
 
   private:

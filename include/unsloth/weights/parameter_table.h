@@ -1,4 +1,4 @@
-// What is trained, and where each tensor of it lies in the flat layout.
+// The trained parameters, and where each of their tensors is in the flat layout.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -58,12 +58,12 @@ struct ParameterSlice {
     }
 };
 
-/// Elements that two layouts have in common, and where they begin in each.
+/// Elements that two layouts share, and where they begin in each.
 struct CommonStretch {
     int64_t all = 0, own = 0, elements = 0;
 };
 
-/// What is trained, before any memory exists: the list and the flat layout.
+/// The trained parameters, before any memory exists: the list and the flat layout.
 class ParameterTable {
   public:
     ParameterTable() : ParameterTable(0) {}
@@ -75,15 +75,15 @@ class ParameterTable {
     /// Every tensor of the model; decay on 2-D tensors only.
     static ParameterTable full(const spec::ModelSpec& spec);
 
-    /// What a rank of a pipeline trains of these, laid out anew; `tied`: the embeddings are lm_head, too.
+    /// What a rank of a pipeline trains of these, in a new layout; `tied`: the embeddings are lm_head, too.
     ParameterTable of(const spec::Stage& stage, bool tied) const;
 
     const std::vector<Parameter>& parameters() const { return parameters_; }
     int64_t flat_elements() const { return flat_; }  ///< with the padding to 256
     int64_t trainable_elements() const;              ///< without
-    /// Where the next parameter may lie.
+    /// The first offset for the next parameter.
     int64_t end_of(const Parameter& p) const;
-    /// Of flat buffers that so many ranks share: flat_elements(), for several with what equal slices need more at the
+    /// Of flat buffers that `size` ranks share: flat_elements(), for several with what equal slices need more at the
     /// end. A slice begins where a chunk of the gradients' norm does, so that the norm has the same bits.
     int64_t padded_elements(int size) const;
     /// The rank's slice of the padded buffer, and what of it holds parameters.
@@ -112,7 +112,7 @@ class ParameterTable {
     bool embeddings_are_head_ = false;
 };
 
-/// Where the elements of the flat layout lie, in bytes, when each parameter has the type that passes read.
+/// Byte positions of the flat layout's elements, when each parameter has the type that passes read.
 class WorkingLayout {
   public:
     WorkingLayout(const ParameterTable& table, at::ScalarType dtype);

@@ -28,28 +28,28 @@ at::Tensor from_stored(const Parameter& p, const at::Tensor& stored);
 /// The flat buffers, from the plan.
 class Parameters {
   public:
-    /// Submits what lies on the device: fp32 values and gradients, of the share's slice moments as `optimizer` asks
-    /// (8-bit blocks for tensors of at least 4096 elements that are no embedding; the others 32-bit); where they
-    /// are sharded slices and slots. Without `trains` only the values.
+    /// Submits what is on the device: fp32 values and gradients, of the share's slice moments as `optimizer` asks
+    /// (8-bit blocks for tensors of at least 4096 elements that are no embedding; the others 32-bit); where they are
+    /// sharded slices and slots. Without `trains` only the values.
     static void plan(const ParameterTable& table, config::Optimizer optimizer, bool trains,
                      const ShardingPolicy& sharding, memory::Plan& device);
-    /// And what lies in host memory.
+    /// And what is in host memory.
     static void plan_host(const ParameterTable& table, config::Optimizer optimizer, bool trains,
                           const ShardingPolicy& sharding, memory::Plan& host);
     /// `host`: nullptr where plan_host submitted nothing.
     Parameters(ParameterTable table, config::Optimizer optimizer, bool trains, const ShardingPolicy& sharding,
                const memory::Arena& device, const memory::Arena* host = nullptr);
-    /// Host memory for copies of saved(), which checkpoints are written from. None where saved() lies there itself.
+    /// Host memory for copies of saved(), which checkpoints are written from. None where saved() is there itself.
     static void plan_copies(const ParameterTable& table, config::Optimizer optimizer, const ShardingPolicy& sharding,
                             memory::Plan& host);
     /// Those of the plan; the other tensors are undefined. `host`: nullptr where plan_copies submitted nothing.
     static ops::AdamwState copies(const ParameterTable& table, config::Optimizer optimizer,
                                   const ShardingPolicy& sharding, const memory::Arena* host);
-    /// Where the elements of one of the state's saved tensors lie among those of all ranks'.
+    /// The position of the elements of one of the state's saved tensors among those of all ranks'.
     static ParameterSlice state_slice(const ParameterTable& table, config::Optimizer optimizer, Share share,
                                       at::Tensor ops::AdamwState::* member);
-    /// Where the elements of one of the state's saved tensors lie that a table has of another's, in both: in order, as
-    /// long as they lie together in both.
+    /// The elements of one of the state's saved tensors that two tables share, with their positions in both: in order,
+    /// each as long as it is contiguous in both.
     static std::vector<CommonStretch> common(const ParameterTable& all, const ParameterTable& own,
                                              config::Optimizer optimizer, at::Tensor ops::AdamwState::* member);
 
@@ -66,7 +66,7 @@ class Parameters {
     at::Tensor values_P;
     ParameterSlice held() const;
     bool holds_all() const { return sharding_.holds_all(); }
-    /// Gives what this rank holds of it its values: fp32, all of the parameter's.
+    /// Sets this rank's part of the parameter from its values: fp32, all of the parameter's.
     void assign(const Parameter& p, const at::Tensor& values) const;
     /// Whole and padded; undefined where they are split.
     at::Tensor gradients_P;

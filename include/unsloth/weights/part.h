@@ -12,7 +12,7 @@
 
 namespace unsloth::weights {
 
-/// Rows [own, own + rows) of what a rank has, and where the first of them lies in the whole.
+/// Rows [own, own + rows) of what a rank has, and the position of the first of them in the whole.
 struct RowRun {
     int64_t own = 0, rows = 0, whole = 0;
 };

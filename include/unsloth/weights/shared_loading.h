@@ -18,9 +18,9 @@ struct LoadShare {
     int place = 0, size = 1;
     /// Contiguous values on the device: they become those of the process at `owner`. Called by all in the same order.
     std::function<void(const at::Tensor& values, int owner)> broadcast;
-    /// NUMA nodes that their devices are attached to, for what they have in common in host memory; empty: unknown.
+    /// NUMA nodes that their devices are attached to, for host memory that they share; empty: unknown.
     std::set<int> nodes = {};
-    /// So many bytes of this process', and those of the others, by place: uint8 that it can copy from. Called by all
+    /// `bytes` bytes of this process', and those of the others, by place: uint8 that it can copy from. Called by all
     /// together; empty where they cannot.
     std::function<std::vector<at::Tensor>(int64_t bytes)> share_memory = nullptr;
 };
@@ -37,7 +37,7 @@ class SharedLoading {
     int reader_of(int64_t layer) const { return static_cast<int>(layer % share_.size); }
     bool reads(int64_t layer) const { return reader_of(layer) == share_.place; }
 
-    /// These values on the device, read or not, are the reader's after finish(). Undefined ones are left out.
+    /// These values on the device, read or not, are the reader's after finish(). Undefined ones are skipped.
     void expect(const at::Tensor& values, int reader) {
         if (!alone() && values.defined()) expected_.emplace_back(values, reader);
     }
@@ -49,7 +49,7 @@ class SharedLoading {
     void finish();
 
   private:
-    /// A process' rows of so many.
+    /// A process' rows of `rows`.
     std::pair<int64_t, int64_t> rows_of(int place, int64_t rows) const {
         return {rows * place / share_.size, rows * (place + 1) / share_.size};
     }

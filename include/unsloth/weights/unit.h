@@ -7,7 +7,7 @@ inline constexpr int embedding_unit = 0;
 constexpr int layer_unit(int layer) {
     return 1 + layer;
 }
-/// What the head is made of, in a network of so many layers.
+/// The head's unit, in a network of `layers` layers.
 constexpr int head_unit(int layers) {
     return 1 + layers;
 }

@@ -49,13 +49,13 @@ struct VisionWeights {
     std::vector<VisionMerger> deepstack;
     // Of a tower over tiles (spec::TilesSpec), which has no merger:
     /// Learned values, [N, C]: a tile's positions; the same of each tile of each arrangement; the class embedding; and
-    /// one row for each tile of each arrangement before the layers, and one behind them. Arrangements from 0 on.
+    /// one row for each tile of each arrangement before the layers, and one after them. Arrangements from 0 on.
     at::Tensor places_NC;
     VisionNorm norm_pre, norm_post;
     std::vector<VisionBlock> global_blocks;                  ///< gates are multiplied into proj and out
     VisionLinear projector;                                  ///< columns: the last layer's, then each chosen one's
     float place_gate = 0, before_gate = 0, behind_gate = 0;  ///< tanh, of the second, fourth and fifth part above
-    at::Tensor value_CB;                                     ///< fp32 [3, 256]: what a byte of a channel stands for
+    at::Tensor value_CB;                                     ///< fp32 [3, 256]: the value of a channel's byte
     at::Tensor inv_freq_p, axis_p;  ///< fp32 and int32 [d / 2]: of the rotation by row and column
 
     /// Submits its buffers, for the whole run.

@@ -1,7 +1,7 @@
-// Makes a layer's weights ready for its products, wherever and in whatever form they lie; nobody else knows either.
+// Prepares a layer's weights for its GEMMs, wherever and in whatever form they are stored; only it knows either.
 //
-// A group's base lies as the products read it, or is expanded into a slot that all layers take in turn. Adapters are
-// kept in the margins of either.
+// A group's base is stored as GEMMs read it, or is dequantized into a slot that layers take in turn. Adapters are in
+// the tail rows and columns of either.
 #pragma once
 
 #include <functional>
@@ -18,7 +18,7 @@
 
 namespace unsloth::weights {
 
-/// A group that is ready as it lies, or its projections in the order of its slices, to be expanded.
+/// A group that is ready as stored, or its projections in the order of its slices, to be dequantized.
 using StoredGroup = std::variant<Operand, std::vector<StoredWeight>>;
 
 struct StoredLayer {
@@ -28,8 +28,8 @@ struct StoredLayer {
     std::map<spec::TensorRole, at::Tensor> norms;  ///< fp32; a router: compute dtype
 };
 
-/// Which products read tiles; `trains`: the gradients' products must read them too; `margins_stay`: all layers lie in
-/// tiles, and beside them for good the adapters of products that read those (plan_staying_margins).
+/// Which GEMMs read tiles; `trains`: the gradients' GEMMs must read them too; `margins_stay`: all layers are in tiles,
+/// with the adapters of GEMMs that read those permanently next to them (plan_staying_margins).
 struct TilePolicy {
     ops::Nf4GemmChooser chooser;
     bool trains = false, margins_stay = false;
@@ -40,15 +40,15 @@ inline constexpr int64_t most_tiled_rows = 32;
 
 class WeightProvider {
   public:
-    /// Submits the slot, for models with a layer that does not lie ready.
+    /// Submits the slot, for models with a layer that is not stored ready.
     static void plan_slot(const LayerLayout& layout, at::ScalarType dtype, memory::Plan& plan);
     /// Submits a layer's adapters for each, so that a pass that reads tiles fills no slot with them.
     static void plan_staying_margins(const LayerLayout& layout, const std::vector<spec::LayerLora>& lora,
                                      at::Device device, at::ScalarType dtype, memory::Plan& plan);
     /// `adapters`: nullptr without; `masters`: fp32 values that ready groups are copies of, nullptr for a frozen base;
-    /// `images`: brings the stored weights of layers that lie elsewhere to where `layers` says, nullptr without such;
-    /// `slices`: as DoraNorms'; `grid`: adapters are folded into the base on the way into the slot, which then every
-    /// group takes, and products read no adapters' margins.
+    /// `images`: brings the stored weights of layers that are elsewhere to where `layers` says, nullptr without such;
+    /// `slices`: as DoraNorms'; `grid`: adapters are folded into the base on the way into the slot, which every group
+    /// then takes, and GEMMs read no adapter tails.
     WeightProvider(ops::Context& ctx, const LayerLayout& layout, at::ScalarType dtype, std::vector<StoredLayer> layers,
                    const memory::Arena& arena, const Adapters* adapters, const Parameters* masters, TilePolicy tiles,
                    std::unique_ptr<LayerPrefetcher> images = nullptr, comm::Communicator* slices = nullptr,
@@ -58,7 +58,7 @@ class WeightProvider {
     void refresh(ops::Context& ctx);
     /// Before each pass, and not recorded with it: the layers that it will ask for, in order.
     void begin(ops::Context& ctx, const std::vector<int>& pass);
-    /// The layer's weights for products of so many tokens, complete for work issued on the context's stream after this
+    /// The layer's weights for GEMMs of `tokens` tokens, complete for work issued on the context's stream after this
     /// call, until the next layer's are asked for. `adapted`: for a pass with adapters; without, a folded base is as it
     /// is stored.
     const LayerWeights& ready(ops::Context& ctx, int layer, int64_t tokens, bool adapted = true);
@@ -69,13 +69,13 @@ class WeightProvider {
 
     /// DoRA's norms; nullptr without.
     const DoraNorms* dora() const { return dora_ ? &*dora_ : nullptr; }
-    /// Brings the weights of layers that lie elsewhere; nullptr: there are none.
+    /// Brings the weights of layers that are elsewhere; nullptr: there are none.
     const LayerPrefetcher* images() const { return images_.get(); }
 
-    /// What the slots hold. Work that was recorded leaves the same behind each time it is issued: `assume_held` says
-    /// so. Before recording, `forget` says that no layer is expanded.
+    /// What the slots hold. A captured CUDA graph leaves the same in them at each launch: `assume_held` says so. Before
+    /// capture, `forget` says that no layer is dequantized.
     struct Held {
-        int layer = -1;  ///< expanded; -1: none, or there is no slot for it
+        int layer = -1;  ///< dequantized; -1: none, or there is no slot for it
         LayerPrefetcher::State images;
     };
     Held held() const;
@@ -88,8 +88,8 @@ class WeightProvider {
         explicit Paged(const LayerLayout& layout) {
             for (const Group g : layout.all_groups()) groups[g], tiles[g], expert_tiles[g];
         }
-        ByGroup<std::vector<StoredWeight>> groups;           ///< empty: ready as it lies
-        ByGroup<std::vector<ops::Nf4Tiles>> tiles;           ///< of groups that lie in tiles alone
+        ByGroup<std::vector<StoredWeight>> groups;           ///< empty: ready as stored
+        ByGroup<std::vector<ops::Nf4Tiles>> tiles;           ///< of groups that are in tiles alone
         ByGroup<std::vector<ops::Nf4Experts>> expert_tiles;  ///< the same of experts: ExpertTiles::parts
     };
     void take_slot(ops::Context& ctx, Paged& paged, Group g, Operand& operand);
@@ -111,12 +111,12 @@ class WeightProvider {
 
     LayerLayout layout_;
     std::vector<LayerWeights> weights_;
-    std::vector<std::optional<Paged>> paged_;  ///< one a layer; nullopt: all of it lies ready
+    std::vector<std::optional<Paged>> paged_;  ///< one a layer; nullopt: all of it is ready
     ByGroup<Operand> slot_;                    ///< of the groups that some layer expands
     ByGroup<int> expanded_;                    ///< layer whose base the slot holds, by group
     int held_ = -1;                            ///< layer whose margins the slot holds
     uint64_t held_version_ = 0;                ///< of the adapters there
-    uint64_t ready_version_ = 0;               ///< of masters and adapters in what lies ready
+    uint64_t ready_version_ = 0;               ///< of masters and adapters in the ready weights
     std::optional<AdapterMargins> margins_;
     std::vector<LayerMargins> staying_;  ///< of all layers, for products that read tiles; empty: the slot's serve
     std::optional<AdapterMargins> fills_staying_;
@@ -126,7 +126,7 @@ class WeightProvider {
     uint64_t folded_version_ = 0;  ///< of these
     const Parameters* masters_;
     TilePolicy policy_;
-    std::unique_ptr<LayerPrefetcher> images_;  ///< nullptr: all layers lie on the device
+    std::unique_ptr<LayerPrefetcher> images_;  ///< nullptr: all layers are on the device
     LayerPrefetcher* values_ = nullptr;
 };
 
