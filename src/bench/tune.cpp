@@ -42,7 +42,7 @@ spec::Interval only(int64_t x) {
     return {x, x};
 }
 
-/// What is worth a step: ours, the library's choice, the fastest when alternated, and of more of those the fastest alone.
+/// What is worth a step: ours, the library's choice, the fastest in rotation; of more of those, the fastest alone.
 std::vector<std::size_t> finalists(ops::Context& ctx, ops::GemmTrials& trials, const Product& product) {
     constexpr std::size_t most = 32, in_turn = 3, tried_alone = 12, alone = 4;
     std::vector<std::size_t> result{trials.ours()};
@@ -256,7 +256,7 @@ void tune_thin(Tuner& tuner, BenchedModel& benched, const weights::LayerLayout& 
         settle(cat(name_of(g), " dyB"), {.op = Operator::lora_dy, .tokens = m, .n = group.n, .rank = widest});
     }
 }
-/// Forward and backward of attention: cuDNN's engines or our own kernels. The choice for a batch depends on how long its
+/// Forward and backward of attention: cuDNN's engines or our own kernels. A batch's choice depends on how long its
 /// rows are, and is alike within a factor of two.
 void tune_attention(Tuner& tuner, BenchedModel& benched, int64_t longest) {
     const int64_t m = benched.request().sizes.tokens, head_dim = benched.spec().head_dim;

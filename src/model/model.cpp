@@ -96,7 +96,7 @@ void Model::begin_walk(const Itinerary& actions, const Pass& pass) {
                  [&](const Action& action) { return pass.has(action); });
     parts_.network.refresh(ctx_);
     parts_.network.weight_provider->begin(ctx_, layers_of(own));
-    if (store() == nullptr || !parameters()->sharding().splits_gradients()) return;  // all are stored where they are used
+    if (store() == nullptr || !parameters()->sharding().splits_gradients()) return;  // all are where they are used
     std::vector<int> read, trained;
     const auto append = [](std::vector<int>& all, const std::vector<int>& more) {
         all.insert(all.end(), more.begin(), more.end());
