@@ -198,7 +198,7 @@ __host__ __device__ constexpr bool uses_programmatic_launch(int64_t rows) {
     return rows <= 128;
 }
 
-/// Lets the next kernel on the stream start once every block has come here, if it has programmatic launch.
+/// Lets the next kernel on the stream start once every block has come here, if its launch is programmatic.
 __device__ __forceinline__ void griddepcontrol_launch_dependents() {
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }

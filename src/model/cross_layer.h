@@ -1,5 +1,5 @@
 // The part of a crossing layer (spec::LayerSpec) that replaces a layer's first four steps: queries of tokens attend
-// to keys and values of image features, which all such layers share. The rest is as in any other layer, followed by
+// to keys and values of image features, which all such layers share. The rest is as in any other layer, with
 // gates.
 #pragma once
 

@@ -13,7 +13,7 @@ namespace {
 using Kernel = Nf4GemmChoice::Kernel;
 
 /// Products of more tokens read dequantized weights, unless something else was measured: dequantizing writes and
-/// reads four times a weight's bytes in addition, which more tokens outweigh.
+/// reads four times a weight's bytes in addition, which pays off for more tokens.
 constexpr int64_t most_tokens = 64, most_tokens_sm90 = 256;
 
 bool runs_wgmma(const spec::KernelCard& card) {

@@ -25,7 +25,7 @@ uint64_t hash_of(const std::string& text) {
 
 }  // namespace
 
-/// Called before the data is read: its images are distinguished by their bytes then.
+/// Asked before the data is read: where true, its images are distinguished by their bytes.
 bool RunSetup::may_keep_features() const {
     return opened_.file->spec.vision && config().training.image_features != config::ImageFeatures::recompute;
 }
