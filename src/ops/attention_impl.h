@@ -32,7 +32,7 @@ bool cudnn_may_serve(const AttentionShape& shape, at::ScalarType dtype);
 inline constexpr int64_t repeatable_scores = int64_t{2} << 30;  // 8 rows of 2048 tokens, 32 heads
 /// What they take of `rows` rows of one length.
 int64_t repeatable_bytes(const AttentionShape& shape, int64_t rows, int64_t length);
-/// Whether it supports rows of one length: it goes over as many of them, or kv heads of one, as repeatable_scores allows.
+/// Whether it supports rows of one length: it takes as many of them, or kv heads of one, as repeatable_scores allows.
 bool cudnn_may_repeat(const AttentionShape& shape, int64_t length);
 
 #if UNSLOTH_CUDA

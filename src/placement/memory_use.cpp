@@ -77,7 +77,7 @@ class Choice {
     }
 
     void make() {
-        if (plan_.request().peers.size > 1) caches_ = {false};  // a rank's layers have the form that peers read
+        if (plan_.request().peers.size > 1) caches_ = {false};  // a rank's own layers have the form that its peers read
         if (plan_.grid() != spec::ServeGrid::none) caches_ = {false};  // adapters are folded in for each pass
         choose_all();
         if (plan_.request().peers.size == 1) return;
