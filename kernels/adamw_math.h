@@ -122,7 +122,7 @@ UNSLOTH_HOST_DEVICE void element_8bit(const Constants& c, const Factors& f, bool
 inline constexpr int zero_code_m = 127;  ///< the signed map's entry 0
 inline constexpr int zero_code_v = 0;    ///< the unsigned map's entry 0
 
-/// A second moment that rounded to 0 beside a first moment that did not is unknown between 0 and the map's
+/// A second moment that rounded to 0 while its first moment did not is unknown: it is between 0 and the map's
 /// first step.
 UNSLOTH_HOST_DEVICE bool v_is_unknown(int code_m, int code_v) {
     return code_v == zero_code_v && code_m != zero_code_m;
@@ -153,8 +153,8 @@ UNSLOTH_HOST_DEVICE int with_sign_of(float m, int code) {
 }
 
 /// Writes the norm, the factor on gradients (clipping as torch.nn.utils.clip_grad_norm_, without the loss
-/// scale) and whether the update is skipped. A norm that is not finite is a place where a value is not, as others are:
-/// the step that is under way behind it must not be applied either.
+/// scale) and whether the update is skipped. A norm that is not finite counts as a non-finite value:
+/// the step in flight after it must not be applied either.
 UNSLOTH_HOST_DEVICE void finish_gradient_norm(double sum_of_squares, const spec::StepScalars& scalars,
                                               spec::StepOutcome& outcome) {
     const double norm = sqrt(sum_of_squares) / static_cast<double>(scalars.loss_scale);

@@ -28,14 +28,14 @@ struct AdapterTile {
     uint32_t first = 0;  ///< element, counted row by row
 };
 
-/// Tiles of a block of so many elements.
+/// Tiles of a block of `elements` elements.
 int64_t adapter_tile_count(int64_t elements);
 
 /// Cuts blocks [begin, end) of a table into tiles, in order. Host only; CheckError for more than 2^32 - 1 elements in a
 /// block.
 std::vector<AdapterTile> adapter_tiles(const AdapterBlock* blocks, int64_t begin, int64_t end);
 
-/// Fills what `tiles` name. Both tables lie in device memory and stay until the kernel has run; tile.block counts from
+/// Fills what `tiles` name. Both tables are in device memory and stay until the kernel has run; tile.block counts from
 /// `blocks`. A layer alone is its run of tiles. Outputs do not overlap. CheckError when a launch fails.
 void fill_adapters(const AdapterBlock* blocks, const AdapterTile* tiles, int64_t tile_count, cudaStream_t stream);
 

@@ -134,7 +134,7 @@ class GraphBuilder {
         shape(x, heads, strides, ragged);
     }
 
-    /// What the two directions' options have in common: the mask. Where sequences have as many keys as queries the
+    /// The options that both directions share: the mask. Where sequences have as many keys as queries the
     /// diagonal starts at the top left, else it ends at the bottom right, which is the same but need not be as fast.
     template <class Options>
     void mask(Options& options) {

@@ -2,7 +2,7 @@
 // backward.
 //
 // Two forms. Dense: [B, H, S, d] as strided views of token rows, of which keys may have more. Packed: B sequences of up
-// to S tokens, each found through a ragged offset and a length that lie on the device, so that one plan serves every
+// to S tokens, each found through a ragged offset and a length in device memory, so that one plan works for every
 // batch that fits (B, S, T): sequences that do not exist have length 0.
 //
 // Facts the code relies on (cuDNN 9.19): the packed backward sizes its scratch by B x S (bounding it by the

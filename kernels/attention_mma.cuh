@@ -26,8 +26,8 @@ using portable_attention::visible_queries;
 
 constexpr float log2_e = 1.4426950408889634f;
 
-/// Rows of up to D 16-bit elements in shared memory, a tile aligned to 256 bytes: the 16-byte chunk c of row r lies at
-/// place c ^ r % 8, so that eight rows' chunks lie in different banks.
+/// Rows of up to D 16-bit elements in shared memory, a tile aligned to 256 bytes. The 16-byte chunk c of row r is at
+/// place c ^ r % 8, so that the chunks of eight rows are in different banks.
 template <int D>
 struct Rows {
     static constexpr int bytes = D <= 64 ? 128 : D <= 128 ? 256 : 512;
@@ -36,7 +36,7 @@ struct Rows {
     static __device__ __forceinline__ uint32_t place(int row, int chunk) {
         return row * bytes + ((chunk ^ row % 8) << 4);
     }
-    /// Where a lane points ldmatrix in a 16 x 16 block at the tile's origin, from where at() goes on. The block's four
+    /// A lane's ldmatrix offset in a 16 x 16 block at the tile's origin; at() moves it to others. The block's four
     /// 8 x 8 matrices come rows first: the left operand; with _trans the right one of a product over rows.
     static __device__ __forceinline__ uint32_t by_rows(int lane) { return place(lane % 16, lane / 16); }
     /// They come columns first: the right operand of a product over columns.
@@ -148,7 +148,7 @@ struct QueryTiles {
     }
 };
 
-/// What a tile of queries needs beside its rows: each one's log-sum-exp (infinite beyond the segment: its
+/// What a tile of queries needs in addition to its rows: each one's log-sum-exp (infinite past the segment: its
 /// probabilities are 0) and delta.
 template <int Count>
 __device__ __forceinline__ void copy_statistics(const PortableAttention& a, const TileRows& t, const float* delta,
@@ -185,7 +185,7 @@ __device__ __forceinline__ void weigh_keys(float (&s)[2][4], float (&dp)[2][4], 
     }
 }
 
-/// The same where queries are the rows, 8 Columns keys beside each other, and dp alone is wanted; lse: times log2_e.
+/// The same where queries are the rows, 8 Columns adjacent keys, and dp alone is wanted; lse: times log2_e.
 template <int Columns>
 __device__ __forceinline__ void weigh_queries(const float (&s)[Columns][4], float (&dp)[Columns][4],
                                               const float (&lse)[2], const float (&delta)[2], int position, bool all,

@@ -1,7 +1,7 @@
 // Attention by tensor cores, forward.
 //
 // Ceiling: mma.sync's rate, about 0.6 of wgmma's on Hopper. A warp takes 32 rows (16 of wide heads), so that an
-// operand from shared memory serves two products; two blocks to a multiprocessor work while the other waits.
+// operand from shared memory is used in two products; two blocks to a multiprocessor work while the other waits.
 #include "kernels/attention_mma.cuh"
 
 namespace unsloth::kernels {
@@ -109,7 +109,7 @@ struct RowWorker {
                         row_sum[i][half] += s[i][j][e];
                     }
             }
-        if (!__any_sync(all_lanes, changed)) return;  // as for most keys behind a row's first ones
+        if (!__any_sync(all_lanes, changed)) return;  // as for most keys after a row's first ones
 #pragma unroll
         for (int i = 0; i < tiles; ++i)
 #pragma unroll

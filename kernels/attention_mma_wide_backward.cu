@@ -1,6 +1,6 @@
-// Attention by tensor cores, backward, for heads of 129 to 256 columns. As attention_mma_backward.cu, but what a block
-// keeps lies in shared memory, for a lane's sums alone take 128 registers; so dk and dv have a kernel each. Eight
-// products where one kernel would take five.
+// Attention by tensor cores, backward, for heads of 129 to 256 columns. As attention_mma_backward.cu, but the
+// values that a block keeps are in shared memory, since a lane's sums alone take 128 registers. So dk and dv have a
+// kernel each: eight products where one kernel would take five.
 //
 // Ceiling: shared memory, from where both operands of every product come. A block takes 97 KB: every card from sm_80 on
 // grants that.

@@ -1,5 +1,5 @@
-// y = (x8 w8^T) scaled by row and column + u b^T (+ residual) (+ bias): a base product on 8-bit codes with LoRA's
-// product behind it. What the implementations take: the library's (gemm_fp8_cublaslt.h, e4m3 alone) and ours
+// y = (x8 w8^T) scaled by row and column + u b^T (+ residual) (+ bias): a base GEMM of 8-bit codes, then LoRA's
+// GEMM. The operands of the implementations: the library's (gemm_fp8_cublaslt.h, e4m3 alone) and ours
 // (coded_gemm_sm90.h; int8_gemm_mma.h, int8 alone).
 #pragma once
 

@@ -159,7 +159,7 @@ bool coded_gemm_sm90_built() {
     // A kernel without its body needs next to no registers.
     cudaFuncAttributes attributes{};
     if (cudaFuncGetAttributes(&attributes, coded_gemm_kernel<Shape<e4m3, 128, 1>>) != cudaSuccess) {
-        cudaGetLastError();  // no image for this card: leave no error behind
+        cudaGetLastError();  // no image for this card: clear the error
         return false;
     }
     return attributes.binaryVersion == 90 && attributes.numRegs > 64;

@@ -39,7 +39,7 @@ struct Shape {
 
 struct Params {
     CUtensorMap x, w, u, b, scale, residual, y;
-    CUtensorMap row_scale;  // of int8 codes, where block b of row i lies at b * row_scale_stride + i
+    CUtensorMap row_scale;  // of int8 codes, where block b of row i is at b * row_scale_stride + i
     int row_scale_stride;
     const float* sx;  // of e4m3 codes
     const __nv_bfloat16* bias;
@@ -53,7 +53,7 @@ struct Params {
     int band;  // row groups that neighbour each other in time, so that w's tiles stay in L2
 };
 
-/// Where things lie in shared memory: stages, results, column scales of this tile and the next, barriers.
+/// The layout of shared memory: stages, results, column scales of this tile and the next, barriers.
 template <class S>
 struct Shared {
     uint32_t base;
@@ -66,7 +66,7 @@ struct Shared {
     /// A stage's bytes have arrived; its readers are done.
     __device__ __forceinline__ uint32_t full(int slot) const { return row_scales(S::stages) + slot * 8; }
     __device__ __forceinline__ uint32_t empty(int slot) const { return full(S::stages) + slot * 8; }
-    /// A warpgroup's results may be written (and the residual lies where they go); they are written.
+    /// A warpgroup's results may be written (and the residual is where they go); they are written.
     __device__ __forceinline__ uint32_t ready(int group) const { return empty(S::stages) + group * 8; }
     __device__ __forceinline__ uint32_t written(int group) const { return ready(2) + group * 8; }
 };
@@ -294,7 +294,7 @@ struct Consumer {
         if (lane == 0) mbarrier_arrive(shared.written(group));
     }
 
-    /// Sums of e4m3 codes, one stage behind the tensor cores.
+    /// Sums of e4m3 codes, one stage later than the tensor cores.
     __device__ __forceinline__ void sum_codes(float (&d)[count]) {
         int slot = multiply(d, true);
         load_row_scales();

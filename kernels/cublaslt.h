@@ -10,7 +10,7 @@
 
 namespace unsloth::kernels {
 
-/// What cuBLASLt is told at most, so that a larger planned scratch (attention's) does not change its choice.
+/// The most workspace given to cuBLASLt, so that a larger planned scratch (attention's) does not change its choice.
 constexpr int64_t most_gemm_workspace = int64_t{32} << 20;
 
 /// Throws a runtime Error unless `status` is success.

@@ -1,8 +1,8 @@
 // A student's loss against a teacher over long rows: a block a row.
 //
 // Against all logits: one pass over both rows for the maxima and sums of three softmaxes (the student's at temperature
-// 1 and T, the teacher's at T), one for the divergence, one for the gradient. Against the teacher's likeliest tokens:
-// their logits are taken out of the row (-inf stands there meanwhile), so that one pass gives the sum over all others
+// 1 and T, the teacher's at T), one for the divergence, one for the gradient. Against the teacher's top-k tokens:
+// their logits are taken out of the row (-inf meanwhile), so that one pass gives the sum over all others
 // without a difference of sums that are nearly equal, and another writes the gradient. Ceiling: the bandwidth of
 // memory, as cross-entropy's; the second and third pass over rows in work are the L2 cache's as far as they fit.
 #include "kernels/common/launch.h"

@@ -64,7 +64,7 @@ struct MagnitudeSlice {
 };
 inline constexpr int most_magnitude_slices = 3;
 
-/// Sums over tokens: chunks of them beside each other, then the chunks in order.
+/// Sums over tokens: chunks of them in parallel, then the chunks in order.
 struct MagnitudeSums {
     const float* inverse = nullptr;  ///< [columns]
     float* partial = nullptr;        ///< [dora_chunks(tokens), columns]

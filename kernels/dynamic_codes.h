@@ -3,7 +3,7 @@
 //
 // A map's code is decided by thresholds: code(x) = how many thresholds x exceeds. Cut [2^-23, 1] into buckets
 // by a float's exponent and its top mantissa bits, finely enough that no bucket holds two thresholds (the
-// maps are linear within decades: their entries lie at least 0.7 % of their value apart, two buckets' width
+// maps are linear within decades: their entries are at least 0.7 % of their value apart, two buckets' width
 // and more). Then x's bucket and the bits of x below it decide: one entry holds the code at the bucket's
 // begin and where in the bucket, if at all, the code goes up by one.
 #pragma once
@@ -61,7 +61,7 @@ struct CodeTable {
     /// threshold carry. sorted[k] = bits_of_float(threshold(map, k)).
     UNSLOTH_HOST_DEVICE static uint32_t entry(const uint32_t* sorted, int bucket) {
         const uint32_t prefix = first + static_cast<uint32_t>(bucket);
-        int k = 0, end = thresholds;  // the first threshold that does not lie in an earlier bucket
+        int k = 0, end = thresholds;  // the first threshold that is not in an earlier bucket
         while (k < end) {
             const int middle = (k + end) / 2;
             if (sorted[middle] >> shift < prefix) {

@@ -44,7 +44,7 @@ void swiglu_forward_fp8(const SwigluForward& params, const Fp8Rows& out, cudaStr
 void swiglu_backward_fp8(const SwigluBackward& params, bool codes_alone, const Fp8Rows& out, cudaStream_t stream);
 
 /// Rotates the first `heads` heads of rows of `columns` values in place, and quantises the whole row. Heads
-/// lie side by side: columns is a multiple of head_dim = 2 * pairs, x.head_stride is head_dim; pairs is a
+/// are adjacent: columns is a multiple of head_dim = 2 * pairs, x.head_stride is head_dim; pairs is a
 /// multiple of 8. cos and sin are aligned to 16 bytes. codes_alone: x stays as it is.
 void rope_apply_fp8(const RopeApply& params, int64_t columns, bool codes_alone, const Fp8Rows& out,
                     cudaStream_t stream);

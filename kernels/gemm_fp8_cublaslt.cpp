@@ -23,7 +23,7 @@ std::string describe(const CodedGemmCase& p) {
                p.residual_stride, p.bias ? " with bias" : "", p.residual ? " accumulating" : "");
 }
 
-/// A product and an algorithm for it: w as it lies is cuBLASLt's column-major [k, n] to be transposed, x its [k, m].
+/// A product and an algorithm for it: w, as stored, is cuBLASLt's column-major [k, n] to be transposed, x its [k, m].
 struct Plan {
     CublasLtProduct product;
     cublasLtMatmulAlgo_t algorithm;

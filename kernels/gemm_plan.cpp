@@ -23,7 +23,7 @@ cudaDataType_t cuda_type(spec::DType type) {
     }
 }
 
-/// Row strides and pointers of the addend: `out` itself stands in where nothing is added.
+/// Row strides and pointers of the addend: `out` itself where nothing is added.
 const GemmOperand& addend_of(const GemmCase& p) {
     return p.beta != 0.0f ? p.c : p.out;
 }

@@ -34,7 +34,7 @@ std::string text_of(const GemmAlgorithm& algorithm);
 
 spec::ProductForm form_of(const GemmCase& problem);
 
-/// An adapter adds its rank (three projections' at most) to K; a measured product serves every rank up to this sum.
+/// An adapter adds its rank (three projections' at most) to K; a measured product applies to all ranks up to this sum.
 constexpr int64_t widest_tail = 1023;
 /// Rows from which the time of a product is that of its waves.
 constexpr int64_t fewest_rows_of_waves = 1024;

@@ -46,7 +46,7 @@ __device__ __forceinline__ void multiply(const A& a, const B& b, int first_m, in
     for (int step = 0; step < stages - 1; ++step) load(step);
     for (int step = 0; step < steps; ++step) {
         cp_async_wait_group<stages - 2>();
-        __syncthreads();  // this step's tiles are there, and nobody reads those of the step before
+        __syncthreads();  // this step's tiles are there, and no thread reads those of the step before
         load(step + stages - 1);
         const uint32_t of_a = shared + step % stages * stage_bytes, of_b = of_a + A::kBytes;
 #pragma unroll

@@ -1,8 +1,8 @@
 // The product of int8 codes with a bf16 tail by mma.sync, for cards without wgmma.
 //
 // A block of 8 warps makes 128 rows by 128 columns, a warp 64 by 32. Stages are 128 bytes of K of x and w, three of
-// them in a ring that cp.async fills; behind the codes come u and b, 64 columns a stage, which lie in shared memory as
-// codes do: a step of 32 bytes has the same operands in both. Exact sums of 256 codes are converted, scaled and added
+// them in a ring that cp.async fills. After the codes come u and b, 64 columns a stage, laid out in shared memory
+// as codes: a step of 32 bytes has the same operands in both. Exact sums of 256 codes are converted, scaled and added
 // up in fp32.
 //
 // Ceiling: the tensor cores' int8 rate. Two blocks' worth of registers would not fit: a warp's conversions are hidden
@@ -40,7 +40,7 @@ struct Params {
     int rows, columns, code_stages, all_stages, row_count, column_count;
 };
 
-/// The 16-byte chunk c of row r lies at place c ^ r % 8, so that eight rows' chunks lie in different banks.
+/// The 16-byte chunk c of row r is at place c ^ r % 8, so that the chunks of eight rows are in different banks.
 __device__ __forceinline__ uint32_t place(int row, int chunk) {
     return row * row_bytes + ((chunk ^ row % 8) << 4);
 }

@@ -15,7 +15,7 @@ namespace {
 constexpr int width = pack_width;
 
 template <class Maker>
-inline constexpr bool pairs_packs = false;  ///< a unit's packs lie in the same block of codes
+inline constexpr bool pairs_packs = false;  ///< a unit's packs are in the same block of codes
 template <>
 inline constexpr bool pairs_packs<RotatedRows> = true;
 
@@ -64,7 +64,7 @@ __device__ __forceinline__ void multiply(Bf16x8& values, const uint4& factors) {
     pairs[2] = multiply_pairs(pairs[2], factors.z), pairs[3] = multiply_pairs(pairs[3], factors.w);
 }
 
-/// What a thread made of a unit, as codes. All lanes of a warp take part, some with zeros that nobody wants.
+/// The values that a thread made of a unit, as codes. All lanes of a warp take part, some with zeros that are not used.
 template <class Maker>
 __device__ __forceinline__ void store_codes(const Maker& maker, const Int8Rows& out, uint32_t row, int64_t columns,
                                             int unit, bool wanted, const Bf16x8 (&made)[Maker::segments]) {

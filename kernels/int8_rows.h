@@ -39,8 +39,8 @@ void swiglu_forward_int8(const SwigluForward& params, const Int8Rows& out, cudaS
 /// stays as it is.
 void swiglu_backward_int8(const SwigluBackward& params, bool codes_alone, const Int8Rows& out, cudaStream_t stream);
 
-/// Rotates the first `heads` heads of rows of `columns` values in place, and quantises the whole row. Heads lie side by
-/// side: columns is a multiple of head_dim = 2 * pairs, which divides int8_block and is a multiple of 16;
+/// Rotates the first `heads` heads of rows of `columns` values in place, and quantises the whole row. Heads are
+/// adjacent: columns is a multiple of head_dim = 2 * pairs, which divides int8_block and is a multiple of 16;
 /// x.head_stride is head_dim. cos and sin are aligned to 16 bytes. codes_alone: x stays as it is.
 void rope_apply_int8(const RopeApply& params, int64_t columns, bool codes_alone, const Int8Rows& out,
                      cudaStream_t stream);

@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(key_threads)
     store_kernel(const Matrix kv, const int32_t* slots, int64_t tokens, const KeyCodes to) {
     begin_after_previous(static_cast<uint32_t>(tokens));
     const HeadPart<D> part;
-    const bool there = part.item < tokens * to.heads;  // all lanes go on: they reduce together
+    const bool there = part.item < tokens * to.heads;  // no lane returns early: they reduce together
     const int64_t token = there ? part.item / to.heads : 0;
     const int head = static_cast<int>(part.item % to.heads);
     __nv_bfloat16* const values_at = static_cast<__nv_bfloat16*>(kv.data) + token * kv.stride + head * D + part.column;
@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(key_threads) read_kernel(const KeyCodes from, 
     store_pack(static_cast<__nv_bfloat16*>(p.out) + part.item * D + part.column, fp8_decode(codes, scale));
 }
 
-/// For `heads` heads of so many tokens.
+/// For `heads` heads of `tokens` tokens.
 template <int D>
 Launch launch_of(int64_t tokens, int heads, cudaStream_t stream) {
     const int64_t blocks = ceil_div(tokens * heads * HeadPart<D>::lanes, key_threads);

@@ -1,5 +1,5 @@
-// Launchers of a cache of keys and values in 8 bit: include/unsloth/ops/kv_cache.h says what a code is. bf16 beside
-// it, heads of 64 or 128. Pointers are device pointers, work is issued on `stream`; CheckError for other sizes, runtime
+// Launchers of an 8-bit KV cache: include/unsloth/ops/kv_cache.h defines the codes. The other tensors are bf16, the
+// head_dim 64 or 128. Pointers are device pointers, work is issued on `stream`; CheckError for other sizes, runtime
 // Error when a launch fails.
 #pragma once
 

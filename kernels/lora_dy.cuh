@@ -6,7 +6,7 @@
 // writes the strip's share. A cluster of blocks with different tokens adds its dB through shared memory. All orders
 // are fixed.
 //
-// dy may be codes, whose values are exact in bf16. A consumer's columns lie in one block of int8's scales: a token's
+// dy may be codes, whose values are exact in bf16. A consumer's columns are in one block of int8's scales: a token's
 // scale multiplies its share of v, and u for dB. Factors divide sB, and dB's rows.
 //
 // Ceiling: the bandwidth of memory, dy being read once; u, B and the sums are thin.
@@ -210,7 +210,7 @@ struct DyBlock {
         }
     }
 
-    /// multiply() of the codes of 16 tokens. Two tiles of 16 columns a load: as they lie for v, transposed by pairs for
+    /// multiply() of the codes of 16 tokens. Two tiles of 16 columns a load: as stored for v, transposed by pairs for
     /// dB (column_of).
     __device__ __forceinline__ void multiply_codes(const PipelineState& state, int first_of_stage,
                                                    uint32_t (&u)[kPairs][4], const uint32_t (&b)[kTiles][kPairs * 2][2],
@@ -348,7 +348,7 @@ struct DyBlock {
                            range.rank - c);
             }
         }
-        cluster_sync();  // nobody leaves while others read its sums
+        cluster_sync();  // no block ends while others read its sums
     }
 };
 

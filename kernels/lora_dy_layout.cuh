@@ -26,7 +26,7 @@ struct DyParams {
     int tokens, thin, cluster, ranges, stages, evict_first;
     DyRange range[most_lora_parts];
     int strips;
-    float* v_parts;       ///< [steps, strips, step_tokens, kThin]: what is added lies together
+    float* v_parts;       ///< [steps, strips, step_tokens, kThin]: addends are contiguous
     float* db_parts;      ///< [splits, columns, kThin]; nullptr: straight into the gradient
     const float* scales;  ///< of codes, as all that follows: block b's of token t at b * scale_stride + t
     int64_t scale_stride;

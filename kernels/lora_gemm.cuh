@@ -1,4 +1,4 @@
-// What LoRA's thin products share: sums over the blocks of a cluster, and gradients that are added to.
+// What the LoRA GEMMs share: sums over the blocks of a cluster, and accumulation into gradients.
 #pragma once
 
 #include "kernels/common/device.cuh"
@@ -16,7 +16,7 @@ __device__ __forceinline__ void add(float4& sum, const float4& term) {
 }
 
 /// Four floats at `address` of shared memory, summed over the cluster's blocks in the order of their ranks: the same
-/// bits in every run. All loads are under way at once.
+/// bits in every run. All loads are in flight at once.
 __device__ __forceinline__ float4 cluster_sum(uint32_t address, int blocks) {
     float4 terms[most_cluster];
 #pragma unroll

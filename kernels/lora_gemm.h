@@ -1,4 +1,4 @@
-// Launchers of LoRA's thin products on tensor cores: u = x·Aᵀ, and v = dy·sB with dB += s·dyᵀ·u in one read of dy. No
+// Launchers of the LoRA GEMMs on tensor cores: u = x·Aᵀ, and v = dy·sB with dB += s·dyᵀ·u in one read of dy. No
 // LibTorch here: pointers, strides, a stream. See include/unsloth/ops/lora.h.
 //
 // Legend: T tokens, N a group's outputs, K its inputs, R its total rank (each projection's padded to 8), r one
@@ -60,7 +60,7 @@ struct LoraProjection {
 /// card with clusters (sm_90 or later). Pure.
 bool lora_supports(const LoraProjection& p, int compute_major);
 LoraPlan lora_plan(const LoraProjection& p);
-/// Up to so many tokens a block makes one value of u.
+/// Up to this number of tokens, a block makes one value of u.
 inline constexpr int most_tokens_by_columns = 8;
 void lora_u(const LoraProjection& p, const LoraPlan& plan, cudaStream_t stream);
 

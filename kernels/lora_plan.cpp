@@ -1,4 +1,4 @@
-// Which operands the thin products take, and how they are cut up. No device is asked.
+// Chooses the operands and the tiling of the LoRA GEMMs. No device is queried.
 #include <algorithm>
 #include <cstdint>
 
@@ -27,7 +27,7 @@ bool common(int64_t tokens, spec::DType type, int compute_major) {
            tokens <= int64_t{1} << 30;
 }
 
-/// Of rows of so many codes.
+/// Whether rows of `columns` codes are supported.
 bool takes(const CodedRows& x, int64_t columns, spec::DType type) {
     return type == spec::DType::bf16 && columns % 16 == 0 && aligned_16(x.codes) && x.scales != nullptr &&
            aligned_16(x.scales) && x.scale_stride % 4 == 0 && aligned_16(x.factors);

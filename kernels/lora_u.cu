@@ -51,7 +51,7 @@ template <class X, class Tile, int kColumns>
 struct ProjectShared {
     static constexpr bool kCodes = is_codes<X>;
     static_assert(!kCodes || (sizeof(X) == 1 && Tile::kDepth == int8_block), "a stage's sums have one scale a row");
-    // Rows of bytes. They are an odd number of 16-byte units apart, so that the eight rows of a tile lie in different
+    // Rows of bytes. Their pitch is an odd number of 16-byte units, so that the eight rows of a tile are in different
     // banks; or of 32-byte units, where half a warp reads 8 bytes of four.
     static constexpr int kXPitch = kCodes ? Tile::kDepth + 16 : 2 * Tile::kDepth + 16;
     static constexpr int kAPitch = 2 * Tile::kDepth + (kCodes ? 32 : 16);
@@ -256,7 +256,7 @@ struct ProjectBlock {
             store_pack(static_cast<T*>(p.out) + token * p.out_stride + column, result);
             if (p.copy != nullptr) store_pack(static_cast<T*>(p.copy) + token * p.copy_stride + column, result);
         }
-        cluster_sync();  // nobody leaves while others read its sums
+        cluster_sync();  // no block ends while others read its sums
     }
 };
 

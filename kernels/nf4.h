@@ -16,7 +16,7 @@ struct DequantizeArgs {
     spec::DType out_type = spec::DType::bf16;  ///< f32, bf16 or f16
 };
 
-/// Whether the vectorised kernel (8 elements a thread) serves these arguments; the general one serves all.
+/// Whether the vectorised kernel (8 elements a thread) supports these arguments; the general one supports all.
 bool dequantize_is_vectorized(const DequantizeArgs& args);
 void dequantize_4bit(const DequantizeArgs& args, cudaStream_t stream);
 

@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(threads) grouped_nf4_kernel(const GroupedNf4 p
     for (int step = 0; step < stages - 1; ++step) load(step);
     for (int step = 0; step < k_tiles; ++step) {
         cp_async_wait_group<stages - 2>();
-        __syncthreads();  // this step's tiles are there, and nobody reads those of the step before
+        __syncthreads();  // this step's tiles are there, and no thread reads those of the step before
         load(step + stages - 1);
         if (!has_work) continue;
         const unsigned char* stage = bytes + step % stages * stage_bytes<kMxfp4>;

@@ -46,7 +46,7 @@ constexpr int usual_shared = 54 * 1024;
 
 /// One stage of a warp's pipeline, in bytes: codes of Strips x 4 sub-blocks, scale codes and nested maxima of
 /// the rows of the weight that they cover, and x [8 TokenGroups][64] with 16-byte chunks exchanged within a
-/// row (chunk c of row t lies at c ^ t % 8: ldmatrix reads without bank conflicts).
+/// row (chunk c of row t is at c ^ t % 8: ldmatrix reads without bank conflicts).
 template <int TokenGroups, int Strips, int Warps, bool Transposed>
 struct Stage {
     static constexpr int weight_rows = Transposed ? spec::nf4_tile : 16 * Strips;
@@ -58,7 +58,7 @@ struct Stage {
     static constexpr int count = std::clamp(usual_shared / (Warps * bytes), 2, 4);
 };
 
-/// Where a warp's next tile lies. Tiles of one weight are a fixed distance apart; the transposed product goes
+/// The address of a warp's next tile. Tiles of one weight are a fixed distance apart; the transposed product goes
 /// from weight to weight.
 template <bool Transposed>
 struct Cursor {

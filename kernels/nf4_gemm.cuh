@@ -1,4 +1,4 @@
-// What both kernels that multiply by tiled 4-bit weights share: where tiles and scales lie, the tail's operand, and
+// What both kernels that multiply by tiled 4-bit weights share: the layout of tiles and scales, the tail's operand, and
 // the epilogue's stores.
 //
 // Words: the result's second dimension ("rows", in tiles of 64) is N forward and K transposed; the reduction comes in
@@ -186,7 +186,7 @@ __device__ __forceinline__ void load_codes(uint32_t (&r)[4], uint32_t address) {
 
 // ---- Pairs: a byte of a tile holds the codes of rows r and r + 8 at one column. A table in shared memory gives both
 // as bf16 at once, from an own copy for each lane, so that no banks conflict. The codes are rounded to bf16 times
-// code_stretch, chosen so that NF4's lie near values that bf16 has: their error (7.8e-4 in the mean over normally
+// code_stretch, chosen so that NF4's are near values that bf16 has: their error (7.8e-4 in the mean over normally
 // distributed weights) is half of what rounding each weight to bf16 brings (1.66e-3). Scales, over code_stretch, are
 // applied in fp32 to the sums of a block of 64.
 

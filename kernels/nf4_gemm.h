@@ -29,7 +29,7 @@ struct Nf4GemmArgs {
     int count = 0;                                ///< 1 to nf4_gemm_most_weights
     bool transposed = false;
     int64_t m = 0;
-    ConstMatrix x;            ///< [M, K + R] (transposed: [M, N + R]): u lies directly after x's columns
+    ConstMatrix x;            ///< [M, K + R] (transposed: [M, N + R]): u directly follows x's columns
     int64_t tail = 0;         ///< R, a multiple of 8; 0: no tail
     ConstMatrix tail_weight;  ///< forward: b [N, R]; transposed: a [R, K]
     /// Forward: [count], those of each weight's rows; others are not read. nullptr: all are.

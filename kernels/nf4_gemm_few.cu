@@ -49,8 +49,8 @@ struct Stage {
     float nested_absmax[step_tiles];
 };
 
-/// Where a warp's next stage lies: tiles 2 warp, 2 warp + 1, then as many 32 tiles further, ... of a unit's reduction,
-/// then of the next unit's. A warp has as many steps as the others, the last may be none.
+/// The address of a warp's next stage: tiles 2 warp, 2 warp + 1, then two more 32 tiles further, ... of a unit's
+/// reduction, then of the next unit's. A warp has as many steps as the others, the last may be none.
 struct Cursor {
     const uint8_t* codes;   // of the lane
     const uint8_t* scales;  // of row `lane`

@@ -92,7 +92,7 @@ struct Consumer {
         if (lane == 0) mbarrier_arrive(shared_address(&s.empty[stage]));
     }
 
-    /// The tail's blocks, whose weights need no decoding. Returns the first block behind them.
+    /// The tail's blocks, whose weights need no decoding. Returns the first block after them.
     __device__ __forceinline__ int consume_tail(const WorkTile& work, PipelineState& state, float (&sums)[Tokens / 2],
                                                 int& accumulate) {
         int block = work.begin;
@@ -266,7 +266,7 @@ struct Consumer {
     }
 
     /// The same of a tile that a cluster shares: the blocks' sums are added in their order, every block a
-    /// part of the tokens. The sums lie where x was.
+    /// part of the tokens. The sums are where x was.
     __device__ __forceinline__ void epilogue_cluster(const WorkTile& work, const float (&sums)[Tokens / 2], int size,
                                                      int rank) {
         static_assert(groups * Tokens * pitch * sizeof(float) <= sizeof(s.x), "sums do not fit");

@@ -108,8 +108,8 @@ __device__ __forceinline__ void produce_first(const Problem& p, const CUtensorMa
     produce<Tokens, Stages, Transposed>(p, x_map, s, state, work, work.begin + ahead);
 }
 
-/// Where the scale of a tile's row lies. Transposed, a thread's four of 16 (rows 2 j, 2 j + 1, 2 j + 8, 2 j +
-/// 9) lie together.
+/// The place of the scale of a tile's row. Transposed, a thread's four of 16 (rows 2 j, 2 j + 1, 2 j + 8, 2 j +
+/// 9) are adjacent.
 template <bool Transposed>
 __device__ __forceinline__ int scale_place(int row) {
     return Transposed ? row / 16 * 16 + row % 8 / 2 * 4 + row / 8 % 2 * 2 + row % 2 : row;

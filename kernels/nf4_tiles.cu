@@ -1,5 +1,5 @@
-// Tiled 4-bit weights: the reordering at load, and dequantisation. A block makes 16 rows of eight tiles beside each
-// other. Ceiling: the bandwidth of memory, 2.5 bytes an element.
+// Tiled 4-bit weights: the reordering at load, and dequantisation. A block makes 16 rows of eight adjacent
+// tiles. Ceiling: the bandwidth of memory, 2.5 bytes an element.
 #include "kernels/common/launch.h"
 #include "kernels/nf4_tiles.cuh"
 #include "kernels/nf4_tiles.h"
@@ -46,7 +46,7 @@ constexpr int strip_rows = 16;
 constexpr int strip_tiles = threads / warp;      // a warp a tile
 constexpr int tile_chunks = spec::nf4_tile / 8;  // of 16 bytes of bf16 in a tile's row
 
-/// A block makes a strip of 16 rows of eight tiles beside each other. Lane l of a tile's warp turns one row
+/// A block makes a strip of 16 rows of eight adjacent tiles. Lane l of a tile's warp turns one row
 /// of units into rows l % 8 and l % 8 + 8, columns 16 (l / 8) to + 15; shared memory turns that into stores
 /// of 512 consecutive bytes.
 template <bool kMxfp4>

@@ -1,4 +1,4 @@
-// What every kernel that normalises rows shares: where a row lies, its weights, and the report of a row that is not
+// What all row normalisation kernels share: a row's address, its weights, and the report of a row that is not
 // finite.
 #pragma once
 

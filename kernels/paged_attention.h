@@ -12,13 +12,13 @@
 namespace unsloth::kernels {
 
 inline constexpr int page_tokens = 32;
-/// A block takes so many of a row's keys, or twice, three times as many where that makes more than most_splits blocks:
-/// the parts of a row follow from its length alone.
+/// A block takes split_keys of a row's keys, or two, three times as many where there would be more than most_splits
+/// blocks: the parts of a row follow from its length alone.
 inline constexpr int split_keys = 4 * page_tokens, most_splits = 64;
 constexpr int keys_of_split(int keys) {
     return split_keys * ((keys + split_keys * most_splits - 1) / (split_keys * most_splits));
 }
-/// Of a row of so many keys. Never fewer for a longer row.
+/// The number of splits of a row of `keys` keys. Never fewer for a longer row.
 constexpr int most_splits_of(int keys) {
     return keys >= split_keys * most_splits ? most_splits : (keys + split_keys - 1) / split_keys;
 }

@@ -2,8 +2,8 @@
 //
 // A warp takes a page at a time: scores S = Q Kᵀ with the heads as the rows of mma.sync's A operand (16, of which most
 // may be none), then O += P V. Keys and values go from memory into registers, 16 bytes a load, and never through shared
-// memory: the columns of a product may come in any order, so a lane's operand is what lies together. For K that is the
-// order of the reduction (a lane's eight dimensions serve two steps), for V the order of O's columns; two keys' values
+// memory: the columns of a product may come in any order, so a lane's operand is contiguous there. For K that is the
+// order of the reduction (a lane's eight dimensions are two steps), for V the order of O's columns; two keys' values
 // are put side by side by a PRMT. P is what S's registers hold, rounded to the type, as in Dao, "FlashAttention-2"
 // (2023).
 //
@@ -29,7 +29,7 @@ constexpr int mma_blocks = 3;  // on a multiprocessor at once: registers are wha
 
 constexpr int operand_shift = 64, result_shift = -key_code_shift - operand_shift;
 
-/// A lane's part of a key or a value: `Chunks` times eight dimensions, as it lies in memory. Of 16-bit values a load
+/// A lane's part of a key or a value: `Chunks` times eight dimensions, in memory order. Of 16-bit values a load
 /// takes one chunk, of codes two.
 template <bool Codes, int Chunks>
 struct Part {
@@ -121,7 +121,7 @@ struct PageWorker {
     }
 
     /// What this lane's eight scores of a page are multiplied by: key 8 j + 2 t + i, of the keys or of the values. 0
-    /// behind the last of `count` keys, where nothing was written.
+    /// after the last of `count` keys, where nothing was written.
     struct Factors {
         float of[4][2];
     };
@@ -138,7 +138,7 @@ struct PageWorker {
         return result;
     }
 
-    /// Keys [first, first + page_tokens) of the row, on this page, as far as they lie in [low, end).
+    /// Keys [first, first + page_tokens) of the row, on this page, as far as they are in [low, end).
     __device__ __forceinline__ void take(int first, int page, int low, int end) {
         const int64_t place = static_cast<int64_t>(page) * page_tokens;
         const Stored* key = static_cast<const Stored*>(a.k.data) + (place + g) * a.k.stride + kv_head * D +

@@ -8,7 +8,7 @@ namespace unsloth::kernels {
 
 constexpr int32_t policy_token_counts = 1, policy_token_chosen = 2;
 
-/// NaN of `old_logp`: the policy's own. Infinity of `sampler`: none is recorded, and the old one stands for it.
+/// NaN in `old_logp`: use the policy's own. Infinity in `sampler`: none is recorded, use the old one.
 UNSLOTH_HOST_DEVICE_FUNCTION spec::PolicyToken policy_token(double loss, double old_logp, double reference,
                                                             double sampler, int32_t flags) {
     spec::PolicyToken token;

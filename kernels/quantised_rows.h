@@ -1,5 +1,5 @@
 // Rows of quantised tables: 8-bit ones (include/unsloth/spec/int8.h), 4-bit ones (include/unsloth/spec/quant4.h). All
-// pointers are device pointers, or of page-locked host memory; work is issued on `stream`; a failed launch throws.
+// pointers are device pointers, or of pinned host memory; work is issued on `stream`; a failed launch throws.
 #pragma once
 
 #include <cuda_runtime_api.h>

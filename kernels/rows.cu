@@ -219,7 +219,7 @@ __global__ void __launch_bounds__(1024) column_sums_kernel(const ColumnSums p) {
 template <int N, class Body>
 __device__ void for_each_draw(const spec::StepScalars& scalars, int32_t row, int32_t offset, uint32_t site,
                               int64_t first, const Body& body) {
-    constexpr int draws = N >= 4 ? 4 : N;  // channels that one call of the generator serves
+    constexpr int draws = N >= 4 ? 4 : N;  // channels that one call of the generator covers
 #pragma unroll
     for (int base = 0; base < N; base += draws) {
         const auto channel = static_cast<uint32_t>(first) + base;

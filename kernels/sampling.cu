@@ -1,10 +1,10 @@
 // Sampling with thresholds found by counting: a row's order (likelier first, then lower ids) is never sorted. The
 // lowest value that top_k or top_p leave is found three bits at a time, from how many values (or how much probability,
-// in whole numbers, so that the order of additions does not matter) lie at or above seven bounds; ids decide among
+// in whole numbers, so that the order of additions does not matter) are at or above seven bounds; ids decide among
 // equals the same way. The token is the one whose exponential wait ends first; waits are compared in fp64 where fp32
 // cannot tell them apart.
 //
-// Ceiling: a row's logits, read from the L2 again and again: two times for the likeliest token, four for a draw from
+// Ceiling: a row's logits, read from the L2 repeatedly: two times for greedy sampling, four for a draw from
 // all, and some twelve for each of top_k and top_p, by one SM.
 #include "kernels/common/device.cuh"
 #include "kernels/common/launch.h"
@@ -46,7 +46,7 @@ struct Shared {
 struct Left {
     uint32_t key = 0;
     int last_id = INT32_MAX;
-    float least = -INFINITY, highest = INFINITY;  // min_p's, which never drops the likeliest
+    float least = -INFINITY, highest = INFINITY;  // min_p's, which never drops the most likely token
     __device__ __forceinline__ bool ordered_in(uint32_t k, int id) const {
         return k > key || (k == key && id <= last_id);
     }
@@ -209,7 +209,7 @@ struct Row {
         return n;
     }
 
-    /// A token's probability times that of the likeliest, in units of 2^-40.
+    /// A token's probability divided by the most likely token's, in units of 2^-40.
     __device__ __forceinline__ unsigned long long share(float y, float highest) const {
         return static_cast<unsigned long long>(static_cast<double>(expf(y - highest)) * 0x1p40);
     }

@@ -12,7 +12,7 @@ namespace unsloth::kernels {
 
 /// How a row is chosen; `adjusted`: the tokens whose logits a penalty or a bias changes, each once.
 struct SampledRow {
-    float temperature = 0;  ///< 0: the likeliest
+    float temperature = 0;  ///< 0: greedy
     int32_t top_k = 0;      ///< 0: all
     double top_p = 1, log_min_p = 0;
     bool has_min_p = false;

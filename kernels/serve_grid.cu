@@ -43,7 +43,7 @@ struct PlainBase {
     }
 };
 
-/// W in 4 bits: a group of 8 lies in one block.
+/// W in 4 bits: a group of 8 is in one block.
 struct CodedBase {
     struct Fetched {
         uint32_t codes = 0;

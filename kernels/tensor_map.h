@@ -8,8 +8,8 @@
 
 namespace unsloth::kernels {
 
-/// A row-major matrix (or, with box_rows 0, a vector) and the box that one instruction moves. Boxes of a matrix lie in
-/// shared memory swizzled by the bytes of their rows, those of a vector plainly; what lies outside the tensor arrives
+/// A row-major matrix (or, with box_rows 0, a vector) and the box that one instruction moves. In shared memory a
+/// matrix's boxes are swizzled by the bytes of their rows, a vector's are not; elements outside the tensor arrive
 /// as zeros.
 struct TensorBox {
     const void* data = nullptr;  ///< 16-byte aligned device memory

@@ -8,7 +8,7 @@
 
 namespace unsloth::kernels {
 
-/// T has no padding (whoever defines it asserts that) and takes whole 8-byte words.
+/// T has no padding (the code that defines it asserts that) and takes whole 8-byte words.
 template <class T>
 struct ByteHash {
     static_assert(std::is_trivially_copyable_v<T> && sizeof(T) % 8 == 0);

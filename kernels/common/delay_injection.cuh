@@ -1,6 +1,6 @@
-// Where a warp may be held up: beside everything that warps of different roles wait for each other with (pipeline.cuh,
-// ptx.cuh). Nothing in the product. tests/held_up compiles the kernels once more, with warps that really wait there, so
-// that a race which timing hides becomes certain.
+// Delay injection for warps, at every primitive with which warps of different roles wait for each other (pipeline.cuh,
+// ptx.cuh). The product has no delays. tests/held_up compiles the kernels once more, with warps that really wait there,
+// so that a race which timing hides becomes certain.
 #pragma once
 
 #ifdef UNSLOTH_DELAY_INJECTION

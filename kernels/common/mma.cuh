@@ -128,7 +128,7 @@ __device__ __forceinline__ uint64_t wgmma_descriptor(uint32_t address, uint32_t 
 
 /// d[64 x N] (+)= a[64 x K] b[N x K]ᵀ, K = 32 bytes; d has N / 2 registers a thread and is overwritten unless
 /// `accumulate`. Thread t of the warpgroup holds, in d[4j..4j+3], columns 8j + 2 (t % 4) + {0, 1} of rows 16 (t / 32) +
-/// t % 32 / 4 and that + 8. Operands lie in shared memory ("s": a descriptor) or registers ("r": mma_m16n8k16's A
+/// t % 32 / 4 and that + 8. Operands are in shared memory ("s": a descriptor) or registers ("r": mma_m16n8k16's A
 /// operand of each warp's 16 rows).
 template <int N>
 struct Wgmma;

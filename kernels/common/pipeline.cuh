@@ -20,7 +20,7 @@ __device__ __forceinline__ void mbarrier_arrive(uint32_t mbarrier) {
     delay_injection();
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(mbarrier) : "memory");
 }
-/// At the mbarrier that lies at the same address in block `rank` of the cluster.
+/// At the mbarrier at the same address in block `rank` of the cluster.
 __device__ __forceinline__ void mbarrier_arrive_cluster(uint32_t mbarrier, uint32_t rank) {
     delay_injection();
     asm volatile(

@@ -36,7 +36,7 @@ __device__ __forceinline__ void cp_async_4(uint32_t to, const void* from) {
 __device__ __forceinline__ void cp_async_commit_group() {
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
-/// Until at most `Pending` of this thread's groups are under way.
+/// Waits until at most `Pending` of this thread's groups are in flight.
 template <int Pending>
 __device__ __forceinline__ void cp_async_wait_group() {
     asm volatile("cp.async.wait_group %0;" ::"n"(Pending) : "memory");
@@ -44,7 +44,7 @@ __device__ __forceinline__ void cp_async_wait_group() {
 
 // ---- loads and the L2
 
-/// 16 or 8 bytes that nobody reads again, and nobody writes while the kernel runs.
+/// Loads 16 or 8 bytes that are read only once and that no thread writes while the kernel runs.
 __device__ __forceinline__ uint4 load_once_16(const void* p) {
     uint4 v;
     asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -119,7 +119,7 @@ __device__ __forceinline__ void bulk_load(uint32_t to, const void* from, uint32_
         : "memory");
 }
 
-/// The box at (column, row) from shared memory; what lies outside the tensor is not written.
+/// Stores the box at (column, row) from shared memory; the part outside the tensor is not written.
 __device__ __forceinline__ void tma_store_2d(const CUtensorMap& map, int column, int row, uint32_t from) {
     asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];" ::"l"(&map), "r"(column),
                  "r"(row), "r"(from)
@@ -193,12 +193,12 @@ __device__ __forceinline__ void named_barrier_arrive(int index, int threads) {
 
 // ---- programmatic dependent launch (sm_90)
 
-/// Whether kernels over so many rows are launched so: those of decoding passes.
+/// Whether kernels over `rows` rows use programmatic launch: those of decoding passes.
 __host__ __device__ constexpr bool uses_programmatic_launch(int64_t rows) {
     return rows <= 128;
 }
 
-/// Lets the kernel behind this one on the stream start once every block has come here, if it was launched to.
+/// Lets the next kernel on the stream start once every block has come here, if its launch is programmatic.
 __device__ __forceinline__ void griddepcontrol_launch_dependents() {
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }

@@ -28,7 +28,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using train::seconds_since;
 
-/// What a pass reads of the weights: the layers', wherever they lie, the adapters, and lm_head.
+/// The bytes of weights that a pass reads: the layers', in whatever memory they are, the adapters, and lm_head.
 int64_t weight_bytes(const model::Model& model) {
     int64_t layers = 0, adapters = 0;
     const auto add = [&](const memory::Plan& plan) {
@@ -87,7 +87,7 @@ struct Measured {
     double all = 0;                  ///< until the last answer is there
     double decode = 0;               ///< of the passes in which all rows decode
     int64_t passes = 0;              ///< these
-    nlohmann::ordered_json regions;  ///< of a pass behind these, see PassProfile; a region without those within it
+    nlohmann::ordered_json regions;  ///< of a pass after these, see PassProfile; a region without those within it
 };
 
 /// `row`: rows have the adapters in turn, where there are several.
@@ -140,7 +140,7 @@ Measured measure(ops::Context& ctx, model::Model& model, int64_t rows, int64_t p
     return measured;
 }
 
-/// Milliseconds between tokens of rows that decode: the median, and the longest while a prompt goes in beside them.
+/// Milliseconds between tokens of decoding rows: the median, and the longest during the prefill of another prompt.
 /// nullopt: the answers ended before.
 struct Delay {
     std::optional<double> median_ms, longest_ms;
@@ -174,7 +174,7 @@ Delay delay_by_prompt(ops::Context& ctx, model::Model& model, int64_t rows, int6
     Delay delay;
     if (!ms.empty()) delay.median_ms = median(ms);
     decoder.add(request_of(model, random, rows, prompt + answer - 1, 1));
-    // When all have ended nobody waits for the rest of the prompt, which may go in at once.
+    // Once all have ended, no row waits for the rest of the prompt, which may be prefilled at once.
     while (begun <= rows && ended < rows) delay.longest_ms = std::max(delay.longest_ms.value_or(0), timed());
     return delay;
 }
@@ -189,7 +189,7 @@ std::vector<engine_api::BenchFigure> bench_generate(const config::LoadedConfig& 
     const int64_t most = *std::max_element(all_rows.begin(), all_rows.end());
     const int64_t prompt = request.seq > 0 ? request.seq : 256, answer = request.new_tokens, context = prompt + answer;
     const session::OpenedModel opened = session::open_model(loaded.config);
-    placement::CacheSize cache = placement::cache_for(most + 1, context);  // a prompt that goes in beside the rows
+    placement::CacheSize cache = placement::cache_for(most + 1, context);  // + 1: a prompt joins the rows
     cache.shrinks = false;                                                 // what is asked is measured, or refused
     cache.in_8_bit = request.kv_cache_dtype == engine_api::KvCacheDtype::fp8;
     const int64_t singly = generate::ChunkedPrefillBounds{}.most;  // its tokens, a segment each

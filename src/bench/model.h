@@ -1,4 +1,4 @@
-// What the benches of whole steps have in common: a model under a batch of random rows, and steps that are timed.
+// What the benches of whole steps share: a model under a batch of random rows, and steps that are timed.
 #pragma once
 
 #include <memory>
@@ -60,7 +60,7 @@ class StepTimer {
     }
     /// As in a run, the host issues a step while the one before computes. Between two results the host may wait in the
     /// issue of a long step, so that single intervals say little: the whole of them counts, from one moment with
-    /// nothing under way to another.
+    /// nothing in flight to another.
     StepTimes run(int64_t steps);
 
   private:

@@ -193,8 +193,8 @@ void set_kernel(spec::KernelChoice& choice, const ops::Nf4GemmChoice& form) {
     }
 }
 
-/// Choices up to the largest m that the tiles serve faster: the form measured at m serves what lies between the m
-/// before and it.
+/// Choices up to the largest m for which the tiles are faster: the form measured at m is used from the m
+/// before it (exclusive) up to m.
 std::vector<spec::KernelChoice> choices_of(const weights::MatrixGroup& group, bool transposed,
                                            const std::vector<FormTimes>& measured) {
     std::vector<spec::KernelChoice> choices;

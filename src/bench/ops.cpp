@@ -301,7 +301,7 @@ std::vector<engine_api::BenchFigure> bench_ops(const config::LoadedConfig& loade
     for (const Line& line : lines) {
         const bool moves = line.bytes > 0;
         const double rate = (moves ? line.bytes : line.operations) / line.ms, share = rate / (moves ? copy : product);
-        if (&line >= &lines[2])  // behind the ceilings
+        if (&line >= &lines[2])  // after the ceilings
             figures.push_back({line.name, moves ? rate / 1e6 : rate / 1e9, moves ? "GB/s" : "TF/s", share});
         if (!request.prints) continue;
         if (request.json) {

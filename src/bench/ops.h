@@ -13,8 +13,8 @@ namespace unsloth::bench {
 
 /// Prints (where request.prints) a line an operator: time, TF/s or GB/s, share of the ceiling (a large product; a large
 /// copy). Shapes are those of model.path, or of llama-3.1-8b on a GPU and llama-15m on a CPU, for `batch` rows of `seq`
-/// tokens; with min_seq attention's rows are those of row_lengths. Returns the operators' figures, the ceilings' own
-/// left out.
+/// tokens; with min_seq attention's rows are those of row_lengths. Returns the operators' figures, without the
+/// ceilings' own.
 std::vector<engine_api::BenchFigure> bench_ops(const config::LoadedConfig& loaded,
                                                const engine_api::BenchRequest& request);
 

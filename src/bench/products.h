@@ -39,11 +39,11 @@ struct Product {
     }
 };
 
-/// Calls `visit` with every product of a layer for so many rows, one at a time, random operands on the device, in the
+/// Calls `visit` with every product of a layer for `rows` rows, one at a time, random operands on the device, in the
 /// strides that a step has.
 void for_each_layer_product(const weights::LayerLayout& layout, at::Device device, at::ScalarType dtype, int64_t rows,
                             const std::function<void(const Product&)>& visit);
-/// The same of the lm_head, which takes so many rows in chunks: of one chunk.
+/// The same of the lm_head, which takes `rows` rows in chunks: of one chunk.
 void for_each_head_product(const spec::ModelSpec& spec, at::Device device, at::ScalarType dtype, int64_t rows,
                            const std::function<void(const Product&)>& visit);
 

@@ -1,4 +1,4 @@
-// What the benches of several processes have in common.
+// What the benches of several processes share.
 #pragma once
 
 #include <memory>

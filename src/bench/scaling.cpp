@@ -20,7 +20,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// Milliseconds of the gradients' all-reduce over those who have the same ones, with nothing else under way: the median
+/// Milliseconds of the gradients' all-reduce over their replicas, with nothing else in flight: the median
 /// of single calls, of the slowest rank. Called by all ranks; `alike` may be nullptr.
 double all_reduce_ms(comm::Group& group, comm::Communicator* alike, BenchedModel& benched) {
     const at::Tensor gradients = at::zeros_like(benched.model().parameters()->state().grads_P);

@@ -125,8 +125,8 @@ Ceilings measure_ceilings(ops::Context& ctx, at::ScalarType dtype, spec::Codes k
     return rates;
 }
 
-/// Where layers lie on the disk: what the steps read a second, what reading alone reaches just after them, and how much
-/// of it came from the page cache.
+/// Disk rates, where layers are on the disk: what the steps read a second, what reading alone reaches just after
+/// them, and how much of it came from the page cache.
 void add_disk_rates(const model::Model& model, weights::DiskStream::Counts read, double seconds,
                     nlohmann::ordered_json& result) {
     const weights::LayerPrefetcher* const images = model.parts().network.weight_provider->images();

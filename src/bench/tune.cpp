@@ -1,8 +1,8 @@
-// `tune`: what a run of this configuration multiplies in a step, product by product, and attention. The candidates
-// serve it in turn in whole steps, and the fastest stays for the products after it: what a product takes by itself says
+// `tune`: measures what a step of this configuration runs, GEMM by GEMM, and attention. The candidates
+// run in turn in whole steps, and the fastest stays for the products after it: what a product takes by itself says
 // little on a card at its power limit, where an algorithm that needs less energy leaves more of it to the rest of the
 // step. Times alone, operands from memory, only choose the candidates of cuBLASLt, which has hundreds. Products by
-// packed 4-bit weights alone are timed outside: in which form weights lie is settled while they are loaded.
+// packed 4-bit weights alone are timed outside: the form of weights is decided while they are loaded.
 #include "unsloth/bench/bench.h"
 
 #include <algorithm>
@@ -32,7 +32,7 @@ using Clock = std::chrono::steady_clock;
 using Operator = spec::KernelOperator;
 using Source = spec::KernelSource;
 
-/// The rows that a choice measured at `m` serves: those with as many tiles of 128, of few rows the upper half.
+/// The rows to which a choice measured at `m` applies: those with as many tiles of 128, of few rows the upper half.
 spec::Interval rows_like(int64_t m) {
     constexpr int64_t tile = 128;
     return {m <= 2 * tile ? m / 2 + 1 : m - tile + 1, m};
@@ -42,7 +42,7 @@ spec::Interval only(int64_t x) {
     return {x, x};
 }
 
-/// What is worth a step: ours, the library's choice, the fastest in turns, and of more of those the fastest alone.
+/// What is worth a step: ours, the library's choice, the fastest in rotation; of more of those, the fastest alone.
 std::vector<std::size_t> finalists(ops::Context& ctx, ops::GemmTrials& trials, const Product& product) {
     constexpr std::size_t most = 32, in_turn = 3, tried_alone = 12, alone = 4;
     std::vector<std::size_t> result{trials.ours()};
@@ -105,7 +105,7 @@ class Tuner {
         use(nullptr);
     }
 
-    /// Whether the time is over; a product that is not begun is told.
+    /// Whether the time is over; logs a product that is not begun.
     bool out_of_time(const std::string& name) {
         if (std::chrono::duration<double>(Clock::now() - begin_).count() < request_.seconds) return false;
         log::warning("tune: ", name, " stays as it is: the ", request_.seconds, " s of --seconds are over");
@@ -225,7 +225,7 @@ void tune_fp8(Tuner& tuner, BenchedModel& benched, const weights::LayerLayout& l
            benched.spec().hidden_size, /*rank=*/0);
 }
 
-/// The adapters' thin products.
+/// The adapters' LoRA GEMMs.
 void tune_thin(Tuner& tuner, BenchedModel& benched, const weights::LayerLayout& layout) {
     const int64_t m = benched.request().sizes.tokens;
     std::vector<spec::KernelChoice> done;
@@ -256,7 +256,7 @@ void tune_thin(Tuner& tuner, BenchedModel& benched, const weights::LayerLayout& 
         settle(cat(name_of(g), " dyB"), {.op = Operator::lora_dy, .tokens = m, .n = group.n, .rank = widest});
     }
 }
-/// Forward and backward of attention: cuDNN's engines or our own kernels. What serves a batch depends on how long its
+/// Forward and backward of attention: cuDNN's engines or our own kernels. A batch's choice depends on how long its
 /// rows are, and is alike within a factor of two.
 void tune_attention(Tuner& tuner, BenchedModel& benched, int64_t longest) {
     const int64_t m = benched.request().sizes.tokens, head_dim = benched.spec().head_dim;
@@ -292,7 +292,7 @@ void run_tune(const config::LoadedConfig& loaded, const engine_api::TuneRequest&
     if (request.seq == 0) request.seq = config::ModelOptions{}.max_seq_length;
     config::LoadedConfig settings = loaded;
     settings.config.hardware.cuda_graphs = false;  // recorded steps keep the products that they were recorded with
-    // The candidates' operands need room beside the plan.
+    // The candidates' operands need room in addition to the plan.
     constexpr double share = 0.75, gib = 1 << 30;
     const double budget = static_cast<double>(placement::memory_budget(loaded.config, device).device) / gib;
     settings.config.training.max_memory_gib = share * budget;

@@ -10,7 +10,7 @@
 namespace unsloth::generate {
 namespace {
 
-/// Where in the cache the token at `position` of a sequence lies.
+/// The cache slot of the token at `position` of a sequence.
 int32_t slot(const Sequence& s, int64_t position) {
     const int64_t page = s.pages[static_cast<std::size_t>(position / ops::page_tokens)];
     return static_cast<int32_t>(page * ops::page_tokens + position % ops::page_tokens);

@@ -14,8 +14,8 @@ bool rates_prompt_at(const Sequence& s, int64_t t);
 /// `context`: the most tokens of a sequence; `names_adapters`: each token names the adapter of its request.
 model::CachedPass pass_of(const std::vector<ScheduledChunk>& parts, int64_t context, bool names_adapters);
 
-/// The last token again so often as makes a bucket of rows, up to `most`: it computes the same once more and puts it
-/// where it lies already.
+/// Repeats the last token until the rows fill a bucket, up to `most`: it computes the same once more and writes it
+/// to the same place.
 void pad(model::CachedPass& pass, int64_t most);
 
 /// What the pass' tokens see of features in `slots` of a model whose layers cross, and which images the tower sees now.

@@ -18,7 +18,7 @@ double median(std::vector<double> values) {
     return *middle;
 }
 
-/// What passes of a kind are told apart by: all rows, or those of the prompt.
+/// The size that distinguishes passes of a kind: all rows, or those of the prompt.
 int64_t size_of(const PassWork& pass) {
     return std::max<int64_t>(1, pass.together ? pass.tokens - pass.chosen : pass.tokens);
 }

@@ -21,7 +21,7 @@ std::string IncrementalDetokenizer::decode(std::size_t first, std::size_t last) 
 }
 
 /// A text may begin with a space that decoding drops at the front, and a character may take several tokens: new tokens
-/// are decoded behind the last ones that made a text, and what these make alone is taken off.
+/// are decoded after the last ones that made a text, and what these make alone is taken off.
 bool IncrementalDetokenizer::add(int32_t id) {
     ids_.push_back(id);
     const std::string before = decode(window_, read_), with = decode(window_, ids_.size());
@@ -44,7 +44,7 @@ void IncrementalDetokenizer::finish() {
     if (!cut_at_stop(searched)) stable_ = text_.size();
 }
 
-/// Looks for a stop text that ends behind `from`.
+/// Looks for a stop text that ends after `from`.
 bool IncrementalDetokenizer::cut_at_stop(std::size_t from) {
     std::size_t first = std::string::npos;
     for (const std::string& stop : stops_)

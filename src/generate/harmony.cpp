@@ -47,7 +47,7 @@ void HarmonyReader::open(HarmonyPiece::Kind kind, std::string recipient) {
     in_body_ = true;
 }
 
-/// "assistant<|channel|>commentary to=functions.NAME <|constrain|>json", or with the recipient behind the role.
+/// "assistant<|channel|>commentary to=functions.NAME <|constrain|>json", or with the recipient after the role.
 void HarmonyReader::open_by_header() {
     const std::string header = tokenizer_.decode(header_, /*skip_special=*/false);
     const std::string recipient = word_after(header, recipient_name);

@@ -1,4 +1,4 @@
-// Log-probabilities of given rows of logits: of a known token each, and of the likeliest.
+// Log-probabilities of given rows of logits: of a known token each, and of the top-k tokens.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -14,7 +14,7 @@ namespace unsloth::generate {
 
 class RatedRows {
   public:
-    /// A row of the logits that rate() gets next, the id that it is asked for, and how many of the likeliest; or the
+    /// A row of the logits that rate() gets next, the id that it is asked for, and the number of top tokens; or the
     /// `listed` ids instead of these, which outlive rate().
     void add(int64_t row, int32_t id, int64_t top, std::span<const int32_t> listed = {}) {
         rows_.push_back({row, id, listed});

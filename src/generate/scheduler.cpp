@@ -9,14 +9,14 @@
 namespace unsloth::generate {
 namespace {
 
-/// How many waiting requests a pass looks at: those behind wait for another.
+/// How many waiting requests a pass looks at: later ones wait for another.
 constexpr std::size_t looked_at = 64;
 
 int64_t pages_for(int64_t tokens, int64_t page_tokens) {
     return (tokens + page_tokens - 1) / page_tokens;
 }
 
-/// Parts that decode, others that go on from cached tokens, those that begin.
+/// Sorts chunks: decoding ones, then prompts with cached tokens, then new prompts.
 void sort_parts(std::vector<ScheduledChunk>& parts) {
     const auto others =
         std::stable_partition(parts.begin(), parts.end(), [](const ScheduledChunk& p) { return p.decodes(); });
@@ -68,7 +68,7 @@ void Scheduler::use_policy(uint64_t version) {
     policy_ = version;
 }
 
-/// Pages for so many tokens behind the cached ones; false, with what there was, when none is left.
+/// Allocates pages for `tokens` tokens after the cached ones; false, with the pages so far, when none is left.
 bool Scheduler::make_room(Sequence& s, int64_t tokens) {
     const auto wanted = static_cast<std::size_t>(pages_for(s.cached + tokens, pool_.page_tokens()));
     while (s.pages.size() < wanted) {
@@ -80,7 +80,7 @@ bool Scheduler::make_room(Sequence& s, int64_t tokens) {
 }
 
 void Scheduler::release(Sequence& s) {
-    // From behind, so that beginnings, which others may share, are taken last.
+    // From the end, so that beginnings, which others may share, are taken last.
     for (auto page = s.pages.rbegin(); page != s.pages.rend(); ++page) pool_.unref(*page);
     s.pages.clear();
     s.texts.clear();
@@ -88,7 +88,7 @@ void Scheduler::release(Sequence& s) {
     if (s.slot >= 0) slots_.release(std::exchange(s.slot, -1));
 }
 
-/// False: its images find no slots beside those of others.
+/// False: its images find no slots next to those of others.
 bool Scheduler::hold_images(Sequence& s) {
     if (limits_.image_slots == 0 || !s.request.images) return true;
     const BlockAllocator::PrefixHash made_by = s.beginning();
@@ -124,7 +124,7 @@ struct Scheduler::Seen {
     bool has(const data::Image& image) const { return std::ranges::find(pixels, image.pixels.get()) != pixels.end(); }
 };
 
-/// Up to so many tokens; with a rule as it says of the first prompt to come.
+/// Adds up to `tokens` prompt tokens; with a policy, the number that it gives for the first prompt to come.
 void Scheduler::add_prompts(std::vector<ScheduledChunk>& parts, int64_t tokens, const ChunkedPrefillPolicy& policy) {
     bool asks = static_cast<bool>(policy), singly = false;
     const auto rows = static_cast<int64_t>(parts.size());
@@ -175,7 +175,7 @@ std::vector<int32_t> Scheduler::page_contents(const Sequence& s, int64_t page) c
     return contents;
 }
 
-/// So many tokens, or fewer, so that no image is cut; where one is the first thing to come, more, up to `most`. Notes
+/// `count` tokens, or fewer, so that no image is cut; where one is the first thing to come, more, up to `most`. Notes
 /// the images among them: also of one whose beginning is cached all features are made.
 int64_t Scheduler::with_whole_images(const Sequence& s, int64_t count, int64_t most, Seen& seen) const {
     if (!s.request.images || limits_.image_slots > 0) return count;
@@ -249,7 +249,7 @@ void Scheduler::take_in_prompts(std::vector<ScheduledChunk>& parts) {
         add_prompts(parts, std::min(left, limits_.prefill_tokens));
 }
 
-/// Sorts them, and says which of them have images whose keys nobody made yet.
+/// Sorts them, and marks those that have images whose keys were not computed yet.
 void Scheduler::finish_parts(std::vector<ScheduledChunk>& parts) const {
     sort_parts(parts);
     std::vector<int64_t> seen;

@@ -19,8 +19,8 @@ namespace unsloth::memory {
 
 Arena::Arena(Plan plan, at::Device device) : plan_(std::move(plan)) {
 #ifdef UNSLOTH_CUDA
-    // In part of a larger block that LibTorch keeps of a model before, it would hold the rest from whoever needs it
-    // whole.
+    // In part of a larger block that LibTorch keeps of a model before, it would keep the rest from allocations that
+    // need the whole block.
     if (device.is_cuda()) c10::cuda::CUDACachingAllocator::emptyCache();
 #endif
     try {

@@ -78,7 +78,7 @@ void HeldMemory::expect(const Plan& common) {
 struct CommonMemory::Prepared {
     BufferId id;
     bool fills;
-    std::future<std::string> why_not;  ///< in common; empty: it is
+    std::future<std::string> why_not;  ///< why the piece is not shared; empty: it is
 };
 
 struct CommonMemory::Piece {
@@ -152,7 +152,7 @@ std::chrono::milliseconds CommonMemory::fill(const Filler& fill_one, std::chrono
     std::deque<Prepared> ahead;
     bool told = false;
     milliseconds waited_in_all{0};
-    // Counted while this process runs: one that is stopped together with the other must not give up when both go on.
+    // Counted while this process runs: one that is stopped together with the other must not give up when both continue.
     for (milliseconds waited{0}; !waiting.empty() || !ahead.empty();) {
         std::erase_if(waiting, [&](BufferId id) { return ahead.size() < pieces_ahead && prepare(id, ahead); });
         if (!ahead.empty()) {
@@ -182,7 +182,7 @@ std::chrono::milliseconds CommonMemory::fill(const Filler& fill_one, std::chrono
     return waited_in_all;
 }
 
-/// Instead of in common.
+/// Makes the piece this process's own instead of shared.
 void CommonMemory::make_own(BufferId id, std::string why) {
     pieces_[id]->segment.reset();
     why_own_ = std::move(why);

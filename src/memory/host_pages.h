@@ -15,7 +15,7 @@ namespace unsloth::memory {
 /// node pages would come from wherever those threads run. `threads`: at most; 0: as many as there are.
 void make_pages(void* data, std::size_t bytes, const std::set<int>& nodes, int threads = 0);
 
-/// The NUMA node that a device is attached to; empty where it is none or nobody says.
+/// The NUMA nodes that a device is attached to; empty where there are none or the system reports none.
 std::set<int> nodes_of(at::Device device);
 
 /// Limits that may be why `bytes` of host memory cannot be had, for a message.
@@ -24,7 +24,7 @@ std::string limits_text(int64_t bytes);
 /// `reason`: what the system says. The plan is what the bytes are for.
 Error host_memory_failure(const Plan& plan, int64_t bytes, const std::string& reason);
 
-/// uint8 [bytes] that `device` can read and write: page-locked, near it, for a CUDA device, plain for the CPU. runtime
+/// uint8 [bytes] that `device` can read and write: pinned, near it, for a CUDA device, plain for the CPU. runtime
 /// Error with the plan's table where the system gives none.
 at::Tensor host_memory(const Plan& plan, int64_t bytes, at::Device device);
 

@@ -17,13 +17,13 @@ int64_t aligned(int64_t bytes) {
     return (bytes + alignment - 1) / alignment * alignment;
 }
 
-/// Buffers above a floor, each at the lowest place where none with a common phase lies.
+/// Buffers above a floor, each at the lowest place that no buffer with a shared phase occupies.
 class Stack {
   public:
     explicit Stack(int64_t floor) : floor_(floor), top_(floor) {}
     int64_t top() const { return top_; }
 
-    /// Places `count` buffers of so many aligned bytes; tells where stretches of them begin, and of how many.
+    /// Places `count` buffers of `bytes` aligned bytes; tells where stretches of them begin, and of how many.
     template <class Tell>
     void place(int64_t bytes, uint8_t phases, int64_t count, const Tell& tell) {
         if (bytes == 0) return tell(floor_, count);
@@ -50,7 +50,7 @@ class Stack {
         int64_t begin, end;
         uint8_t phases;
     };
-    /// One that begins where one of the same phases ends goes on with it.
+    /// Inserts a stretch; one that begins where one of the same phases ends extends it.
     void insert(const Stretch& stretch) {
         top_ = std::max(top_, stretch.end);
         for (Stretch& below : stretches_)
@@ -65,7 +65,7 @@ class Stack {
 
     int64_t floor_, top_;
     std::vector<Stretch> stretches_;  ///< by begin
-    std::vector<Stretch> found_;      ///< of the buffers under way
+    std::vector<Stretch> found_;      ///< of the buffers being placed
 };
 
 }  // namespace

@@ -125,7 +125,7 @@ class ActivationList {
 
     void sight(TokenBuffers& b);
     void vision(const spec::VisionSpec& tower, VisionBuffers& b);
-    /// Rows that a tower's backward pass has at a time, that it keeps of a micro-batch in so many slots, and the values
+    /// Rows that a tower's backward pass has at a time, that it keeps of a micro-batch in `slots` slots, and the values
     /// of a row's narrow buffers.
     struct TowerRows {
         int64_t rows = 0, kept = 0, slots = 0, narrow = 0;
@@ -142,7 +142,7 @@ class ActivationList {
     at::ScalarType dtype_;
     int64_t lse_elements_;
     int64_t slice_;      ///< this rank's of the tokens
-    int64_t alike_ = 1;  ///< layers that the one at hand stands for
+    int64_t alike_ = 1;  ///< the number of layers that the current one represents
     std::vector<Buffer> buffers_;
     std::vector<std::size_t> shared_;  ///< those that may be named again
 };

@@ -1,5 +1,5 @@
-// What a layer that crosses (spec::LayerSpec) has in the place of a layer's first four steps: queries of tokens attend
-// to keys and values of image features, which all such layers share. The rest of the layer is as any other's, behind
+// The part of a crossing layer (spec::LayerSpec) that replaces a layer's first four steps: queries of tokens attend
+// to keys and values of image features, which all such layers share. The rest is as in any other layer, with
 // gates.
 #pragma once
 

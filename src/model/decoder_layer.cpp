@@ -15,7 +15,7 @@
 namespace unsloth::model {
 namespace {
 
-/// The rows of tokens that lie in segments; those behind them only make up for what ranks do not divide, and count as
+/// The rows of tokens that are in segments; those after them only pad to what ranks can divide, and count as
 /// zeros.
 at::Tensor attended(const LayerContext& c, const at::Tensor& x_TN) {
     return c.group.tp.alone() ? x_TN : x_TN.narrow(0, 0, c.tokens.segments.q_offsets.back());
@@ -256,7 +256,7 @@ void layer_backward(const LayerContext& c, const weights::LayerWeights& w, const
     if (spec.crosses(c.layer())) return cross_backward(c, w, a, input_gradient);
     // 4 attention
     const at::Tensor o_TN = a.o_full.narrow(1, 0, spec.q_size()), do_TN = c.scratch.h_full.narrow(1, 0, spec.q_size());
-    if (!again.attention) gather_keys(c, a);  // else they are those that it was made again with
+    if (!again.attention) gather_keys(c, a);  // else they are those of its recomputation
     attend_backward(c, a, heads_view(attended(c, do_TN), 0, spec.num_heads, spec.head_dim),
                     heads_view(attended(c, o_TN), 0, spec.num_heads, spec.head_dim),
                     qkv_views(spec, attended(c, c.scratch.dqkv_full)));

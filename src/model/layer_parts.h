@@ -33,7 +33,7 @@ inline ops::Site norm_site(const LayerContext& c, Place norm, Direction directio
     return {code_of({norm, c.layer(), direction}, static_cast<int>(c.spec.num_layers))};
 }
 
-/// All codes of a layer lie in one scratch buffer: those of one product are dead when the next are made.
+/// All codes of a layer are in one scratch buffer: those of one product are dead when the next are made.
 inline Activation input_of(const LayerContext& c, Group g, const weights::LayerWeights& w, const at::Tensor& x_full,
                            const at::Tensor& u_TR) {
     return input_activation(c.group, g, w[g], x_full, u_TR, c.scratch.codes);

@@ -1,4 +1,4 @@
-// What libraries take beside a plan's arenas.
+// The memory that libraries take in addition to a plan's arenas.
 #include <algorithm>
 
 #include "unsloth/model/decoder_layer.h"

@@ -53,7 +53,7 @@ bool has_adapter(const GroupContext& c, const weights::Slice& slice) {
     return c.adapters != nullptr && c.adapters->lora(c.layer)[slice.projection].r > 0;
 }
 
-/// A group's adapter as the thin products take it, without gradients.
+/// A group's adapter as the LoRA GEMMs take it, without gradients.
 ops::LoraSlice lora_slice(const GroupContext& c, const weights::Slice& slice) {
     ops::LoraSlice s{slice.n_begin, slice.n, slice.r_begin, slice.r};
     if (!has_adapter(c, slice)) return s;

@@ -34,7 +34,7 @@ at::Tensor read_rows(const weights::Parameter& p, const formats::TensorSource& s
     return rows;
 }
 
-/// The rows of which this rank holds some, so many at a time.
+/// Reads the rows of which this rank holds some, in blocks of bounded size.
 void read_held_rows(const weights::Parameters& parameters, const weights::Parameter& p,
                     const formats::TensorSource& source) {
     constexpr int64_t most = int64_t{4} << 20;  // elements
@@ -121,7 +121,7 @@ at::Tensor ModelPlan::base_norms(ops::Context& ctx, const weights::DoraNorms& me
     return whole_N;
 }
 
-/// What of the base lies in host memory: found there, or read.
+/// The part of the base in host memory: found there, or read.
 void ModelPlan::load_common(ops::Context& ctx, const weights::LoadShare& share, ModelParts& parts,
                             weights::SharedLoading& shared) const {
     if (const memory::Plan plan = common(); !plan.entries().empty()) {

@@ -342,7 +342,7 @@ memory::Plan ModelPlan::host() const {
 
 std::string ModelPlan::resident_fingerprint() const {
     ContentHash hash;
-    // Of what is trained a rank may have a slice, which is nobody else's and of its own size.
+    // Of trained parameters a rank may have a slice, which no other rank has and whose size differs.
     std::set<std::string> own{weights::optimizer_group};
     if (table_ && request_.sharding.splits_gradients()) {
         memory::Plan trained;

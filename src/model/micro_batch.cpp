@@ -110,7 +110,7 @@ void MicroBatch::take_sight(std::shared_ptr<const ImageSight> sight) {
     inputs_.sight = std::move(sight);
 }
 
-/// Where segments share tokens, what a segment attends over lies together in copies of their keys and values.
+/// Where segments share tokens, the keys and values that a segment attends over are copied into contiguous rows.
 void MicroBatch::upload_shared_keys(const data::Batch& batch) {
     std::vector<int32_t> keys, offsets = {0};
     const auto add = [&](int32_t begin, int32_t count) {

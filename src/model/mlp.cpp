@@ -117,7 +117,7 @@ void dense_backward(const LayerContext& c, const weights::LayerWeights& w, const
     const at::Tensor act_TF = c.scratch.act_full.narrow(1, 0, spec.intermediate_size);
     const at::Tensor gate_up_T2F = a.gate_up_full.narrow(1, 0, 2 * spec.intermediate_size);
 
-    // 9 down: dact lies where the activation will be made again
+    // 9 down: dact is stored where the activation will be recomputed
     const at::Tensor g_down = product_gradient(c, Group::down, w, mlp_branch(a), a.z_down_tD);
     const Activation dy_down = gradient_of(c, Group::down, w, g_down, a.u_down_TR);
     encode(c, dy_down, hidden);

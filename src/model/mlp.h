@@ -1,5 +1,5 @@
 // The half of a layer that follows attention: output projection, norm and MLP. It treats each token alone, so that it
-// may run over some of a micro-batch's rows at a time: what it makes and nobody keeps is then as large as a tile of
+// may run over some of a micro-batch's rows at a time: its temporary values are then as large as a tile of
 // rows.
 #pragma once
 

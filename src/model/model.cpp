@@ -96,7 +96,7 @@ void Model::begin_walk(const Itinerary& actions, const Pass& pass) {
                  [&](const Action& action) { return pass.has(action); });
     parts_.network.refresh(ctx_);
     parts_.network.weight_provider->begin(ctx_, layers_of(own));
-    if (store() == nullptr || !parameters()->sharding().splits_gradients()) return;  // all lie where they are used
+    if (store() == nullptr || !parameters()->sharding().splits_gradients()) return;  // all are where they are used
     std::vector<int> read, trained;
     const auto append = [](std::vector<int>& all, const std::vector<int>& more) {
         all.insert(all.end(), more.begin(), more.end());
@@ -110,7 +110,7 @@ void Model::begin_walk(const Itinerary& actions, const Pass& pass) {
     store()->begin_pass(read, trained, pass.trains());
 }
 
-/// Follows the itinerary, a stretch of like actions at a time: every pass goes through this loop.
+/// Executes the schedule, a stretch of like actions at a time: every pass goes through this loop.
 void Model::walk(const Itinerary& actions, const Pass& pass) {
     const bool trains = pass.trains();
     begin_walk(actions, pass);

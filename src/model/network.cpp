@@ -24,7 +24,7 @@ void Network::refresh(ops::Context& ctx) {
     const auto refresh_copy = [&](spec::TensorRole role, weights::StoredWeight& weight) {
         const weights::Parameter* master = trained(role);
         if (master == nullptr || (role == spec::TensorRole::lm_head && !pp.stage().last())) return;
-        at::Tensor& copy = std::get<at::Tensor>(weight);  // what is trained is not held in another type
+        at::Tensor& copy = std::get<at::Tensor>(weight);  // trained values are not held in another type
         const at::Tensor value = parameters->value(*master);
         const auto* const embedding = std::get_if<at::Tensor>(&embedding_and_head.embed_VD);
         const bool tied = role == spec::TensorRole::lm_head && embedding != nullptr && copy.is_same(*embedding);

@@ -80,7 +80,7 @@ void input_norm_backward(const LayerContext& c, const NormedInput& in, const at:
     const NormedRows rows = rows_at_hand(c, in.group);
     at::Tensor v_tR = dy_full.narrow(1, layout.n, layout.r);
     if (!tp.alone() && (input_gradient || adapted(c.group, in.group))) {
-        // v's terms beside those of dx: dA is then a product of each rank's own rows.
+        // v's terms next to those of dx: dA is then a product of each rank's own rows.
         if (adapted(c.group, in.group)) ops::copy_2d(ctx, v_tR, rows.u_TR);
         tp.reduce_scatter(ctx, rows.full, tp.own(rows.full), in.name);
         v_tR = rows.own_u_tR;

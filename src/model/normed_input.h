@@ -1,4 +1,4 @@
-// What the products that are cut by outputs read: a norm of the residual stream, with the adapters' columns beside it.
+// The input of products that are cut by outputs: a norm of the residual stream, with the adapters' columns next to it.
 // Each tensor-parallel rank makes the rows of its slice of a range (model/row_range.h).
 #pragma once
 

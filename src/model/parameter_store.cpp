@@ -12,7 +12,7 @@ using weights::ParameterSlice, weights::ParameterTable, weights::Parameters, wei
 
 namespace {
 
-constexpr int all_pieces = 2;  // the mark behind those of the two staged ones
+constexpr int all_pieces = 2;  // the mark after those of the two staged ones
 
 }  // namespace
 
@@ -200,7 +200,7 @@ void ParameterStore::send_gradients(int unit) {
     leaving_[static_cast<std::size_t>(slot)] = true;
 }
 
-/// Adds them to those of the micro-batches before. What lies in host memory comes back for that: sums are the device's.
+/// Adds them to those of the micro-batches before. Sums in host memory come back for that: the device adds.
 void ParameterStore::keep(int unit, const at::Tensor& sums, ParameterSlice part, bool first) {
     const ParameterTable& table = parameters_.table();
     const at::Tensor own = parameters_.own_gradients_P.narrow(0, part.begin - parameters_.own().begin, part.elements());
@@ -226,7 +226,7 @@ void ParameterStore::end_passes(bool any) {
     wait_for_gradients();
 }
 
-/// Later work sees this rank's sums of all that left; where these lie in host memory the host does.
+/// Later work sees this rank's sums of all sent gradients; where these are in host memory, the host does, too.
 void ParameterStore::wait_for_gradients() {
     for (int slot = 0; slot < ParameterTable::slots; ++slot) {
         if (!leaving_[static_cast<std::size_t>(slot)]) continue;

@@ -57,7 +57,7 @@ struct Patches {
     }
 };
 
-/// Uploads where patches lie, and makes the tables that turn their heads.
+/// Uploads the positions of patches, and makes the tables that turn their heads.
 inline void make_patch_rotation(ops::Context& ctx, const spec::VisionSpec& spec, const weights::VisionWeights& w,
                                 const VisionBuffers& b, const Patches& of) {
     std::vector<int32_t> places;

@@ -6,7 +6,7 @@
 
 namespace unsloth::model {
 
-/// What an adapter's own grid does not go with, where no option names it.
+/// Refuses what an adapter's own grid does not support, where no option names it.
 void ModelPlan::require_grid() const {
     const auto refuse = [&](ErrorId id, const std::string& what) {
         throw Error(id, cat("lora.serve_grid ", name_of(grid()), " does not go with ", what),

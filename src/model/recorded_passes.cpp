@@ -31,7 +31,7 @@ void RecordedPasses::issue(ops::Context& ctx, Direction direction, weights::Weig
     Recording& recording = chosen_->at(static_cast<std::size_t>(direction));
     if (!recording.work) {
         if (direction == Direction::forward)
-            weight_provider.forget();  // what lies there now may not lie there next time
+            weight_provider.forget();  // what the slot holds now, it may not hold next time
         const PassCounts before = counts;
         recording.work = ops::CudaGraph::capture(ctx, work);
         recording.leaves_held = weight_provider.held();

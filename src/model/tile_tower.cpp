@@ -59,7 +59,7 @@ class TileSight {
   private:
     /// A backward pass follows.
     bool keeps() const { return b_.backward.inputs.defined(); }
-    /// What x is stays in its slot where a backward pass reads it; x goes on in the next one.
+    /// The value of x stays in its slot where a backward pass reads it; x moves to the next slot.
     void keep(int64_t slot) {
         if (!keeps()) return;
         const at::Tensor next_PC = tile_slot(spec_, b_, slot, number_);

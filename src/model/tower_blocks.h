@@ -11,7 +11,7 @@
 
 namespace unsloth::model {
 
-/// Of so many rows of the tower, P.
+/// The backward pass of `rows` rows of the tower, P.
 class BlocksBackward {
   public:
     BlocksBackward(ops::Context& ctx, const spec::VisionSpec& spec, const VisionBuffers& b,
@@ -20,7 +20,7 @@ class BlocksBackward {
     /// The residual stream's gradient, [P, C].
     const at::Tensor& g() const { return g_PC_; }
     /// Turns it from that of the block's output into that of its input, and adds the gradients of the block's adapters.
-    /// `lowest`: nothing below is trained, and the last step is left out. Without tiles heads rotate by b.cos and
+    /// `lowest`: nothing below is trained, and the last step is skipped. Without tiles heads rotate by b.cos and
     /// b.sin.
     void block(const weights::VisionBlock& w, const at::Tensor& x_PC, const std::vector<ops::AttentionRange>& ranges,
                bool lowest) const;

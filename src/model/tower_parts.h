@@ -1,4 +1,4 @@
-// What towers over images have in common, whatever their images are made of.
+// What towers over images share, whatever their images are made of.
 #pragma once
 
 #include <cmath>
@@ -29,7 +29,7 @@ inline ops::AttentionShape tower_attention(const spec::VisionSpec& spec) {
 }
 
 /// An adapter's inner values x Aᵀ, in the first columns of a flat buffer. Of x only the adapter's inputs are read:
-/// behind them are zeros.
+/// zeros follow them.
 inline at::Tensor adapter_values(ops::Context& ctx, const weights::VisionAdapter& adapter, const at::Tensor& x,
                                  const at::Tensor& flat) {
     const at::Tensor u_PR = matrix_of(flat, x.size(0), adapter.a_RK.size(0));

@@ -59,7 +59,7 @@ class Sight {
         model::multiply(ctx_, w, x, out, adds, u_);
     }
 
-    /// Pixels in the tower's order become the first values; and what follows from where patches lie.
+    /// Pixels in the tower's order become the first values; adds what follows from the positions of patches.
     void embed_patches() {
         copy_values(of_.pixels, b_.bytes);
         const int64_t values = spec::VisionSpec::frames * spec_.patch_bytes();

@@ -207,7 +207,7 @@ class PolicyGradient final : public Objective {
     std::unordered_map<const model::MicroBatch*, const data::Batch*> batches_;
 };
 
-/// A row of a step with what measures() hold of it.
+/// A row of a step with the values that measures() gives for it.
 spec::PolicyCompletion completion_of(const data::PolicyRow& row, std::span<const float> measures) {
     const data::SampledRow& sampled = *row.sampled;
     spec::PolicyCompletion completion{.advantage = sampled.advantage};

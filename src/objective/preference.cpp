@@ -42,7 +42,7 @@ enum Buffer : std::size_t {
     reference_buffer
 };
 
-/// Of the answers, and of the targets before them: orpo's chosen answers are learnt with their prompts.
+/// Of the answers, and of the targets before them: orpo also trains on the chosen answers' prompts.
 void sum_log_probs(ops::Context& ctx, const at::Tensor& losses_n, const ops::PreferenceLoss& loss) {
     const int64_t sequences = loss.answers_S.numel();
     ops::sequence_log_probs(ctx, losses_n, loss.answers_S, loss.starts_S1.narrow(0, 1, sequences), loss.logp_S);

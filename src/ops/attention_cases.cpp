@@ -34,7 +34,7 @@ constexpr const char* on_tensor_cores_wide =
 /// Process-wide, as the plans are.
 struct Registry {
     std::mutex mutex;
-    std::map<Kind, PackedLimits> sizes;  ///< what attention_workspace was last told
+    std::map<Kind, PackedLimits> sizes;  ///< the last sizes given to attention_workspace
     std::map<std::pair<Answer, Kind>, bool> answers;
 };
 Registry& registry() {

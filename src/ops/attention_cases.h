@@ -1,4 +1,4 @@
-// What cuDNN is asked of attention on CUDA: its cases and calls, and whether and within what it serves them.
+// The queries to cuDNN about attention on CUDA: its cases and calls, whether it supports them, and within what limits.
 #pragma once
 
 #include "ops/attention_impl.h"
@@ -27,18 +27,18 @@ inline constexpr const char* without_tensor_cores =
     "; where they serve the backward pass, a step of an 8B model takes 2.3 times as long with rows of 2048 tokens "
     "(H200), and more with longer ones";
 
-/// What plans of one kind have in common (windows share the answers).
+/// What plans of one kind share (windows share the answers).
 using Kind = std::array<int64_t, 5>;  // device, heads, kv heads, head_dim, dtype
 Kind kind_of(const AttentionShape& shape, at::ScalarType dtype, at::Device device);
-/// What attention_cudnn_workspace was last told of this kind; zeros: nothing yet.
+/// The sizes that attention_cudnn_workspace was last given for this kind; zeros: none yet.
 PackedLimits planned_sizes(const Kind& kind);
 
-/// What all cases of a direction have in common, with the strides of contiguous tensors: for asking.
+/// What all cases of a direction share, with the strides of contiguous tensors: for asking.
 kernels::CudnnCase asked_case(const AttentionShape& shape, at::ScalarType dtype, bool backward);
 kernels::CudnnCase forward_case(const AttentionShape& shape, const AttentionForward& args);
 kernels::CudnnCase backward_case(const AttentionShape& shape, const AttentionBackward& args, CudaForm form,
                                  bool deterministic);
-/// Strides of contiguous tensors: for asking what cuDNN serves and how much scratch it takes, which do not
+/// Strides of contiguous tensors: for asking what cuDNN supports and how much scratch it takes, which do not
 /// depend on them.
 void set_dense_strides(kernels::CudnnCase& c);
 

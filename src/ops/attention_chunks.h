@@ -1,5 +1,5 @@
 // cuDNN's dense form for chunks of long sequences, as a context-parallel rank has them: as many queries each, over the
-// keys up to their end. Its packed form serves them too, slower: 0.77 of the dense form's rate backward on an H200.
+// keys up to their end. Its packed form supports them too, slower: 0.77 of the dense form's rate backward on an H200.
 //
 // Backward, cuDNN 9.19 also computes the tiles that a diagonal from the bottom right masks (a chunk over 2 chunks of
 // keys takes as long as 4 triangles, not 3). So all queries go over all keys before their own at once, without a mask,
@@ -23,9 +23,9 @@ struct ChunkCall {
     /// Of ctx.workspace for them, before cuDNN's.
     int64_t bytes() const;
 };
-/// `c`: what all of them have in common, of one direction.
+/// `c`: what all of them share, of one direction.
 std::vector<ChunkCall> chunk_calls(const kernels::CudnnCase& c, const AttentionShape& shape, const Segments& segments);
-/// Of chunks of so many queries within so many keys.
+/// The calls of chunks of `queries` queries within `keys` keys.
 std::vector<ChunkCall> calls_of_chunk(kernels::CudnnCase c, const AttentionShape& shape, int64_t queries, int64_t keys);
 
 /// What a chunk may take of ctx.workspace, of any length within the sizes.

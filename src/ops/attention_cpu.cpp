@@ -1,6 +1,6 @@
 // Attention on the CPU: per segment and block of queries, plain matrix products in fp32 over the keys that
 // the block sees, so that memory is bounded whatever the length. The backward is written out: softmax's
-// gradient from lse and delta = rowsum(dout * out). Nothing but views is made beside the workspace.
+// gradient from lse and delta = rowsum(dout * out). Outside the workspace only views are made.
 //
 // Legend: c kv heads of a chunk, g heads that share one, r rows of the block, n keys of the block, d
 // head_dim.
@@ -28,7 +28,7 @@ struct Block {
     at::Tensor hidden_rn;  ///< true where a query does not see a key
 };
 
-/// Row r stands at position `position` + r, key n at `low` + n.
+/// Row r is at position `position` + r, key n at `low` + n.
 void hide(const at::Tensor& hidden_rn, int64_t position, int64_t low, int64_t window) {
     bool* row = hidden_rn.mutable_data_ptr<bool>();
     const int64_t keys = hidden_rn.size(1);

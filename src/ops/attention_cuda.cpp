@@ -46,8 +46,8 @@ CudaForm form_of(const AttentionShape& shape, const Segments& s, at::ScalarType 
     const bool planned = same_lengths(s) || planned_sizes(kind_of(shape, dtype, device)).keys > 0;
     if (!planned || !cudnn_serves(shape, dtype, device)) return CudaForm::portable;
     // Other lengths would need a plan each; and cuDNN's backward on sm_90 is known to let the zero keys
-    // behind a length of 64 modulo 128 into rows of strongly negative scores when no padding mask stands
-    // before them.
+    // after a length of 64 modulo 128 into rows of strongly negative scores when no padding mask is
+    // there to exclude them.
     const bool dense = s.uniform && s.max_q % dense_step == 0;
     if (dense) return CudaForm::dense;
     if (!same_lengths(s) && equal_chunks(s) && cudnn_serves_chunks(shape, dtype, device)) return CudaForm::chunks;
@@ -63,7 +63,7 @@ CudaForm form_of(const AttentionShape& shape, const Segments& s, at::ScalarType 
     return CudaForm::portable;
 }
 
-/// Whether the card's table gives a pass that cuDNN serves to our own kernels; they take the statistics of either.
+/// Whether the card's table gives a pass that cuDNN supports to our own kernels; they take the statistics of either.
 bool own_are_faster(const Context& ctx, const AttentionShape& shape, const Segments& s, spec::ProductForm direction) {
     const spec::KernelChoice* measured = ctx.kernels->find({.op = spec::KernelOperator::attention,
                                                             .form = direction,
@@ -77,7 +77,7 @@ int64_t workspace_bytes(const Context& ctx) {
     return ctx.workspace.defined() ? static_cast<int64_t>(ctx.workspace.nbytes()) : 0;
 }
 
-/// Whether the planned scratch holds the case beside so many bytes; a plan that cuDNN does not have holds nowhere.
+/// Whether the planned scratch holds the case and the other bytes as well; false for a plan that cuDNN does not have.
 bool fits(const Context& ctx, const CudnnCase& c, int64_t beside) {
     std::optional<int64_t> bytes = CudnnAttention::of(ctx.device().index()).workspace(c);
     if (bytes) *bytes += beside;
@@ -120,7 +120,7 @@ bool warn_no_piece_fits(int64_t head_dim) {
     return false;
 }
 
-/// Whether cuDNN takes the call within the planned scratch: by one kv head after the other it lies dense.
+/// Whether cuDNN takes the call within the planned scratch: by one kv head after the other it is dense.
 bool takes(const Context& ctx, const AttentionShape& shape, const Segments& segments, CudnnCase c, CudaForm form,
            Reach reach) {
     if (reach == Reach::nothing) return warn_out_of_reach(c, segments);

@@ -32,7 +32,7 @@ bool cudnn_may_serve(const AttentionShape& shape, at::ScalarType dtype);
 inline constexpr int64_t repeatable_scores = int64_t{2} << 30;  // 8 rows of 2048 tokens, 32 heads
 /// What they take of `rows` rows of one length.
 int64_t repeatable_bytes(const AttentionShape& shape, int64_t rows, int64_t length);
-/// Whether it serves rows of one length: it goes over as many of them, or kv heads of one, as so much scratch holds.
+/// Whether it supports rows of one length: it takes as many of them, or kv heads of one, as repeatable_scores allows.
 bool cudnn_may_repeat(const AttentionShape& shape, int64_t length);
 
 #if UNSLOTH_CUDA
@@ -57,7 +57,7 @@ void attention_cuda_forward(Context& ctx, const AttentionShape& shape, const Seg
                             const AttentionForward& args, CudaChoice choice);
 void attention_cuda_backward(Context& ctx, const AttentionShape& shape, const Segments& segments,
                              const AttentionBackward& args, CudaChoice choice);
-/// Whether cuDNN serves this kind of attention in both directions, with equal lengths (asked once per kind).
+/// Whether cuDNN supports this kind of attention in both directions, with equal lengths (asked once per kind).
 bool cudnn_serves(const AttentionShape& shape, at::ScalarType dtype, at::Device device);
 /// What cuDNN takes at most; `backward`: in that direction, too. None where it does not serve.
 std::optional<int64_t> attention_cudnn_workspace(const AttentionShape& shape, at::ScalarType dtype, at::Device device,

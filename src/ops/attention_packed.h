@@ -17,9 +17,9 @@ namespace unsloth::ops {
 struct PackedLimits {
     int64_t tokens = 0, segments = 0, longest = 0;
     int64_t keys = 0;  ///< of all segments, where some have more of them than queries; 0: none do
-    /// The same with the keys as its tokens: a plan serves segments of as many queries.
+    /// The same with the keys as its tokens: a plan works for segments of as many queries.
     PackedLimits of_keys() const { return {keys, segments, longest, keys}; }
-    /// Of passes of so many at most.
+    /// Of passes of at most `most`.
     PackedLimits at_most(int64_t most) const {
         return {std::min(tokens, most), segments, std::min(longest, most), std::min(keys, most)};
     }

@@ -69,7 +69,7 @@ kernels::CudnnCase tile_case(const AttentionShape& shape, at::ScalarType dtype, 
     return c;
 }
 
-/// Copies rows to the front of a tile, and zeros behind them.
+/// Copies rows to the front of a tile, followed by zeros.
 void fill(Context& ctx, const at::Tensor& rows, const at::Tensor& tile) {
     const at::Tensor flat = tile.flatten(1);
     copy_2d(ctx, rows, flat.narrow(0, 0, rows.size(0)));

@@ -18,7 +18,7 @@ namespace unsloth::ops {
 /// times as long there (H200). Shorter ones were not measured.
 inline constexpr int64_t worth_tiles = 8192;
 
-/// The longest tile that a row of so many queries may be cut into, by the scores of one kv head. A multiple of 256.
+/// The longest tile that a row of `queries` queries may be cut into, by the scores of one kv head. A multiple of 256.
 int64_t longest_tile(const AttentionShape& shape, int64_t queries);
 /// Whether rows may be served so: no window is felt in them, and their mean length is worth it.
 bool tiles_may_serve(const AttentionShape& shape, int64_t queries, int64_t rows, int64_t longest_keys);
@@ -31,7 +31,7 @@ struct TileCall {
 /// A row's, whose queries stand at the end of its keys: of each tile of queries those over keys before it, from key 0
 /// on, then the one over its own. The last has queries, and keys of their own, up to a multiple of 256.
 std::vector<TileCall> tile_calls(int64_t queries, int64_t keys, int64_t longest);
-/// Bytes of the copies and sums for any row of up to so many queries and keys, beside cuDNN's for a tile.
+/// Bytes of the copies and sums for any row of up to `queries` queries and `keys` keys, without cuDNN's for a tile.
 int64_t tiles_bytes(const AttentionShape& shape, int64_t queries, int64_t keys);
 
 #if UNSLOTH_CUDA
@@ -42,7 +42,7 @@ std::optional<int64_t> tile_workspace(const AttentionShape& shape, at::ScalarTyp
 std::optional<int64_t> tiles_workspace(const AttentionShape& shape, at::ScalarType dtype, at::Device device,
                                        const Segments& segments);
 
-/// As attention_cuda_backward. Heads of each tensor lie side by side. `longest`: of its tiles, a multiple of 256.
+/// As attention_cuda_backward. Heads of each tensor are adjacent. `longest`: of its tiles, a multiple of 256.
 void attention_backward_by_tiles(Context& ctx, const AttentionShape& shape, const Segments& segments,
                                  const AttentionBackward& args, CudaForm lse_order, int64_t longest);
 #endif

@@ -22,12 +22,12 @@ void check_tensor(const Context& ctx, const char* name, const at::Tensor& tensor
 /// The same for any of fp32, bf16, f16.
 void check_compute_tensor(const Context& ctx, const char* name, const at::Tensor& tensor, at::IntArrayRef shape);
 
-/// A matrix of so many rows and columns (any where negative) and this dtype (one of fp32, bf16, f16 without one), whose
-/// rows do not overlap.
+/// A matrix of `rows` rows and `columns` columns (any where negative) and this dtype (one of fp32, bf16, f16 without
+/// one), whose rows do not overlap.
 void check_matrix(const Context& ctx, const char* name, const at::Tensor& tensor, int64_t rows = -1,
                   int64_t columns = -1, std::optional<at::ScalarType> dtype = std::nullopt);
 
-/// Codes of so many rows and columns with their scales, and factors where there are any (ops/gemm_coded.h).
+/// Codes of `rows` rows and `columns` columns with their scales, and any factors (ops/gemm_coded.h).
 void check_coded(const Context& ctx, const char* name, const CodedMatrix& matrix, int64_t rows, int64_t columns);
 
 /// As check_tensor, and packed: kernels take it without a stride.

@@ -103,7 +103,7 @@ void check_rows(const char* name, const at::Tensor& x, int64_t columns, int64_t 
 }  // namespace
 
 bool coded_available(at::Device device, spec::Codes codes) {
-    if (device.is_cpu() || is_absent(device)) return true;  // whoever plans for an absent GPU knows the card
+    if (device.is_cpu() || is_absent(device)) return true;  // a caller that plans for an absent GPU knows the card
 #ifdef UNSLOTH_CUDA
     int major = 0, minor = 0;
     return cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device.index()) == cudaSuccess &&

@@ -1,4 +1,4 @@
-// Attention of one head on the CPU, without a mask: what attention within images and over ranges have in common.
+// Attention of one head on the CPU, without a mask: what attention within images and over ranges share.
 #pragma once
 
 #include <algorithm>

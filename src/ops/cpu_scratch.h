@@ -1,4 +1,4 @@
-// What an operator needs on the CPU beside its arguments, cut from the planned workspace: LibTorch's temporaries come
+// An operator's temporary buffers on the CPU, cut from the planned workspace: LibTorch's temporaries come
 // from malloc, and a heap that large buffers of many sizes come from and go to grows for thousands of steps.
 #pragma once
 
@@ -7,7 +7,7 @@
 namespace unsloth::ops::cpu {
 
 /// Buffers from ctx.workspace, one after another, all given back at the end of the object. What does not fit there is
-/// allocated: operators work without a planned workspace too. A copy goes on where the original stands.
+/// allocated: operators work without a planned workspace too. A copy takes what follows the original's buffers.
 class Scratch {
   public:
     explicit Scratch(const Context& ctx) : workspace_(ctx.workspace) {}

@@ -17,7 +17,7 @@ namespace unsloth::ops {
 namespace {
 
 /// The largest value, at least the lowest finite float: a row of -inf then gives exp(-inf) = 0 and not NaN. NaN is
-/// passed over here and shows up in the sum.
+/// ignored here and shows up in the sum.
 float softmax_maximum(const float* values, int64_t count) {
     float highest = std::numeric_limits<float>::lowest();
     for (int64_t i = 0; i < count; ++i) highest = values[i] > highest ? values[i] : highest;
@@ -155,7 +155,7 @@ void check_logits(const Context& ctx, const at::Tensor& logits_CV) {
                   "a vocabulary of ", logits_CV.size(1));
 }
 
-/// What the losses of a whole vocabulary and of a slice of it have in common.
+/// The checks that losses of a whole vocabulary and of a slice of it share.
 void check_losses(const Context& ctx, const at::Tensor& logits_CV, const at::Tensor& targets_C,
                   const at::Tensor& losses_C, bool gradient, const at::Tensor& weight_C) {
     check_logits(ctx, logits_CV);

@@ -45,7 +45,7 @@ at::Device choose_device(const std::string& option, int local_rank) {
     at::globalContext().lazyInitDevice(at::kCUDA);  // the allocator's figures are asked for before its first allocation
     const at::Device device(at::kCUDA, static_cast<at::DeviceIndex>(index));
     c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA)
-        .setDevice(device);  // our kernels are launched where the thread stands
+        .setDevice(device);  // our kernels are launched on the thread's current device
     return device;
 }
 

@@ -1,4 +1,4 @@
-// LoRA's thin products: checks, the choice between our kernels and library products, and the latter.
+// The LoRA GEMMs: checks, the choice between our kernels and library products, and the latter.
 #include "unsloth/ops/lora.h"
 
 #include "ops/checks.h"
@@ -31,7 +31,7 @@ void check_slices(const Context& ctx, const std::vector<LoraSlice>& slices, int6
     }
 }
 
-/// The A gradients of all slices as one [R, K] matrix when they lie one after another without padding; else
+/// The A gradients of all slices as one [R, K] matrix when they are adjacent without padding; else
 /// undefined.
 at::Tensor stacked_da(const std::vector<LoraSlice>& slices, int64_t r, int64_t k) {
     const at::Tensor* first = nullptr;

@@ -13,7 +13,7 @@ constexpr bool lora_runs_on(int compute_major, std::size_t shared_bytes_of_block
 }
 
 /// True when the product was issued; false when it is cuBLASLt's: by choice, by measurement, or because the kernel
-/// does not take the operands. CheckError for the last with LoraChoice::kernel or codes, which nobody else reads.
+/// does not take the operands. CheckError for the last with LoraChoice::kernel or codes, which only the kernel reads.
 bool lora_u_cuda(Context& ctx, const LoraU& args);
 bool lora_dy_cuda(Context& ctx, const LoraDy& args);
 

@@ -48,7 +48,7 @@ Shape check(const Context& ctx, const Nf4Gemm& g) {
     return s;
 }
 
-/// Where the scale of a row of a tile and of one of its columns lies.
+/// The place of the scale of a row of a tile and of one of its columns.
 int scale_place(int row, int column, bool mxfp4) {
     return spec::nf4_tile_code_bytes + (mxfp4 ? column / spec::mxfp4_block * spec::nf4_tile : 0) + row;
 }

@@ -1,4 +1,4 @@
-// Which kernel serves a product by tiled 4-bit weights: what was measured, elsewhere what the shape allows.
+// Chooses the kernel of a product by tiled 4-bit weights: the measured one, elsewhere one that the shape allows.
 #include <algorithm>
 
 #include "unsloth/ops/nf4_gemm.h"
@@ -12,8 +12,8 @@ namespace {
 
 using Kernel = Nf4GemmChoice::Kernel;
 
-/// Products of more tokens read weights that were expanded, unless something else was measured: expanding writes and
-/// reads four times a weight's bytes again, which so many tokens outweigh.
+/// Products of more tokens read dequantized weights, unless something else was measured: dequantizing writes and
+/// reads four times a weight's bytes in addition, which pays off for more tokens.
 constexpr int64_t most_tokens = 64, most_tokens_sm90 = 256;
 
 bool runs_wgmma(const spec::KernelCard& card) {
@@ -37,8 +37,8 @@ Nf4GemmChoice from_table(const spec::KernelChoice& choice) {
     }
 }
 
-/// So many blocks of a cluster share a reduction as fill the card: of `resident` blocks a multiprocessor, a tenth less,
-/// because clusters do not end where its groups of multiprocessors do.
+/// The number of blocks in a cluster that share a reduction: they fill the card, of `resident` blocks a multiprocessor,
+/// less a tenth because clusters do not end where its groups of multiprocessors do.
 int split_of(const spec::KernelCard& card, int64_t n, int64_t m, int tokens) {
     const int64_t blocks = (n + 127) / 128 * ((m + tokens - 1) / tokens), resident = tokens <= 32 ? 2 : 1;
     return static_cast<int>(std::clamp<int64_t>(card.multiprocessors * resident * 9 / 10 / blocks, 1, 8));

@@ -29,7 +29,7 @@ bool likelier(const Candidate& a, const Candidate& b) {
     return a.logit != b.logit ? a.logit > b.logit : a.id < b.id;
 }
 
-/// What logits are divided by before the softmax whose log-probability is told.
+/// What logits are divided by before the softmax whose log-probability is returned.
 double divisor_of(LogprobOf logprob, const spec::Sampling& sampling) {
     if (logprob == LogprobOf::model) return 1;
     UNSLOTH_CHECK(sampling.temperature > 0, "a policy of temperature ", sampling.temperature);
@@ -122,7 +122,7 @@ double log_wait(const SamplingKey& key, int32_t id) {
     const PhiloxWords words = philox4x32(static_cast<uint32_t>(key.seed), static_cast<uint32_t>(key.seed >> 32),
                                          static_cast<uint32_t>(id) / 4, key.position, key.answer, key.prompt);
     const double u = (static_cast<double>(words.w[id % 4]) + 0.5) * 0x1p-32;
-    return std::log(-std::log1p(-u));  // short waits, which win, are told apart as u near 0 is
+    return std::log(-std::log1p(-u));  // short waits, which win, stay distinct as u near 0 does
 }
 
 int32_t draw(const std::vector<Candidate>& from, const SamplingKey& key) {

@@ -28,7 +28,7 @@ int64_t aligned_part(int64_t bytes) {
     return (bytes + 63) / 64 * 64;
 }
 
-/// nf4's workspace, for a matrix of so many elements.
+/// nf4's workspace, for a matrix of `elements` elements.
 struct Nf4Buffers {
     at::Tensor tables, maxima, values, nested, offset;  ///< fp32: block maxima before and after they are coded
     at::Tensor sums;                                    ///< fp64
@@ -43,7 +43,7 @@ struct Nf4Buffers {
             if (workspace.defined()) part = workspace.narrow(0, bytes, size).view(type);
             bytes += aligned_part(size);
         };
-        take(tables, at::kFloat, table_floats);  // first: they lie at one place for matrices of all sizes
+        take(tables, at::kFloat, table_floats);  // first: they have one address for matrices of all sizes
         take(maxima, at::kFloat, blocks);
         take(values, at::kFloat, blocks);
         take(nested, at::kFloat, nested_blocks);
@@ -81,7 +81,7 @@ void quantise_nf4_on_cpu(const at::Tensor& w_NK, const Nf4Buffers& to) {
         to.values.data_ptr<float>()[block] = spec::block_absmax(coded, block);
 }
 
-/// W into the room for values, unless it lies there.
+/// Writes W into the buffer for values, unless it is there already.
 void expand_values(Context& ctx, const GridFold& fold) {
     if (fold.codes != nullptr) return dequantize_4bit(ctx, *fold.codes, fold.values_NK);
     if (fold.w_NK.const_data_ptr() != fold.values_NK.const_data_ptr()) copy_2d(ctx, fold.w_NK, fold.values_NK);

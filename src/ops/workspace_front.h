@@ -12,7 +12,7 @@ constexpr int64_t piece_bytes(int64_t bytes) {
     return (bytes + alignment - 1) / alignment * alignment;
 }
 
-/// Calls find what is behind the pieces until this ends.
+/// Takes pieces from the front of ctx.workspace; until its end, calls use the rest as their workspace.
 class WorkspaceFront {
   public:
     explicit WorkspaceFront(Context& ctx) : ctx_(ctx), whole_(ctx.workspace) {}

@@ -34,7 +34,7 @@ bool lies_as_mapped(const config::Config& config, const spec::RunPlan& run, int 
     const config::DeviceMap map(config.model);
     if (map.automatic()) return true;
     std::vector<spec::Place> places;
-    for (const spec::LayerPlan& layer : run.layers)  // what ranks hold among them lies on their devices
+    for (const spec::LayerPlan& layer : run.layers)  // layers that ranks hold among them are on their devices
         places.push_back(layer.weights_at == spec::Place::peer ? spec::Place::device : layer.weights_at);
     return !map.embedding_on_host(gpu) && places == map.layers(static_cast<int64_t>(places.size()), gpu);
 }

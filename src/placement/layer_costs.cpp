@@ -97,7 +97,7 @@ spec::RunPlan LayerCosts::with(const std::vector<spec::LayerPlan>& layers) const
     return run;
 }
 
-/// Of a plan in which so many of this rank's layers, from the lowest, are as `most` and the others full_recompute.
+/// Of a plan in which `layers_of_it` of this rank's layers, from the lowest, are as `most`, the others full_recompute.
 spec::MemoryNeed LayerCosts::estimate(const spec::LayerPlan& most, int64_t layers_of_it) const {
     std::vector<spec::LayerPlan> layers(static_cast<std::size_t>(layers_), full_recompute);
     std::fill(layers.begin(), layers.begin() + layers_of_it, most);
@@ -137,7 +137,7 @@ planner::LayerOption LayerCosts::option(const spec::LayerPlan& layer) {
     return {layer, beyond_full_recompute(layer), time_.layer(layer, moved, in_flight_)};
 }
 
-/// Beside the layers' own bytes, where so many plans share the layers: what one with as many layers in each takes.
+/// What these plans need in addition to the layers' own bytes: estimated with as many layers in each.
 spec::MemoryNeed LayerCosts::shared(const std::vector<spec::LayerPlan>& plans) {
     std::vector<planner::LayerOption> options;
     for (const spec::LayerPlan& plan : plans) options.push_back({plan, beyond_full_recompute(plan), {}});
@@ -151,7 +151,7 @@ spec::MemoryNeed LayerCosts::shared(const std::vector<spec::LayerPlan>& plans) {
     return need;
 }
 
-/// As what layers keep and where their weights lie add up here, too, each is asked for alone.
+/// What layers keep and where their weights are add up here, too, so that each is asked for alone.
 spec::MemoryNeed LayerCosts::shared(const std::vector<planner::LayerOption>& options, uint64_t used) {
     std::map<int, spec::LayerPlan> ways, forms;
     for (std::size_t i = 0; i < options.size(); ++i) {

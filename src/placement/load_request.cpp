@@ -111,7 +111,7 @@ model::LoadRequest load_request(const config::LoadedConfig& loaded, at::Device d
     request.records = trains && config.hardware.cuda_graphs;
     request.kernels = kernels ? std::move(kernels) : kernel_table(config, device);
     if (request.dtype == at::kBFloat16) request.nf4_chooser = ops::nf4_gemm_chooser(request.kernels);
-    if (trains) {  // codes are made for many tokens, and weights lie expanded in training alone
+    if (trains) {  // codes are made for many tokens, and weights are stored dequantized in training alone
         request.coded = config.model.compute_dtype;
         request.mantissa_bits = config.hardware.weight_mantissa_bits;
     }

@@ -77,7 +77,7 @@ class Choice {
     }
 
     void make() {
-        if (plan_.request().peers.size > 1) caches_ = {false};  // a rank's own layers lie as the others take them
+        if (plan_.request().peers.size > 1) caches_ = {false};  // a rank's own layers have the form that its peers read
         if (plan_.grid() != spec::ServeGrid::none) caches_ = {false};  // adapters are folded in for each pass
         choose_all();
         if (plan_.request().peers.size == 1) return;
@@ -172,7 +172,7 @@ class Choice {
 
     MemoryBudget budget(double share) const { return budget_of(config_, plan_.request().device, machine_, share); }
 
-    /// The fastest plan with layers in these places and `in_flight` micro-batches under way; its time, if there is one.
+    /// The fastest plan with layers in these places and `in_flight` micro-batches in flight; its time, if there is one.
     /// Tiles of rows make room, and cost a little: they are tried where layers do not keep everything anyway.
     std::optional<double> solve(const std::vector<spec::Place>& places, int64_t in_flight) {
         std::optional<double> best;
@@ -205,7 +205,7 @@ class Choice {
                                 .try_emplace(std::tuple(like.row_tile, like.in_flight, like.inputs_in_fp8), plan_,
                                              machine_.card, micro_batches_, like)
                                 .first->second;
-        // What others hold of the base is credited as if all of it were used; if that is too much, none of it is.
+        // What other processes have of the base is credited as if all of it were used; if that is too much, none is.
         const int64_t held = plan_.request().held ? plan_.request().held->bytes() : 0;
         std::optional<spec::RunPlan> found = costs.solve(solved_ways_, forms, {budget_.device, budget_.host + held});
         if (held > 0 && found && !fits(*found))
@@ -289,8 +289,8 @@ class Choice {
         return take(with(moved, least(0, moved, [&](std::size_t some) { return fits_as_well(with(moved, some)); })));
     }
 
-    /// Micro-batches that share a layer's copy: so many that their products take longer. Two traversals of a 4-bit base
-    /// hide behind 2,030 tokens on an H200 (650 TFLOP/s, 55 GB/s) and behind fewer on cards with a slower link; twice
+    /// Micro-batches that share a layer's copy: enough that their products take longer. Two traversals of a 4-bit base
+    /// are hidden by the GEMMs of 2,030 tokens on an H200 (650 TFLOP/s, 55 GB/s), of fewer with a slower link; twice
     /// that leaves room, and a base of more bytes takes as many times more. A disk is about eight times slower than the
     /// link.
     int64_t worth_in_flight(const std::vector<spec::Place>& places) const {
@@ -321,10 +321,10 @@ class Choice {
                                               {spec::Keep::but_mlp, spec::Place::host},
                                               {spec::Keep::attention, spec::Place::host},
                                               {spec::Keep::input, spec::Place::host}};
-    std::map<std::tuple<int64_t, int64_t, bool>, LayerCosts> costs_;  ///< by what all layers have in common
+    std::map<std::tuple<int64_t, int64_t, bool>, LayerCosts> costs_;  ///< by what all layers share
     std::vector<bool> caches_{true, false};
     std::vector<int64_t> tiles_{0};
-    spec::RunPlan common_;  ///< what all plans that are tried have in common
+    spec::RunPlan common_;  ///< what all plans that are tried share
     spec::RunPlan tried_;
 };
 

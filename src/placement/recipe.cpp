@@ -99,7 +99,7 @@ model::LoadRequest make_request(const config::LoadedConfig& loaded, const spec::
     return request;
 }
 
-/// Small images are seen together, up to so many patches: products of fewer rows leave a GPU idle.
+/// Small images go through the tower together, up to this number of patches: products of fewer rows leave a GPU idle.
 constexpr int64_t tower_patches = 8192;
 
 void fit_to(model::LoadRequest& request, const spec::ModelSpec& spec, data::BatchLimits limits,

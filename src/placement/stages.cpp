@@ -63,7 +63,7 @@ class Cut {
         if (word_ == "balanced_low_0") times.embedding = all / (2 * shape_.ranks - 1);
         return times;
     }
-    /// Each rank as many layers as it holds, the lowest first; those behind have one each at least.
+    /// Each rank as many layers as it holds, the lowest first; later ranks have one each at least.
     Ranges filled(int layers) const {
         Ranges cut;
         const int ranges = shape_.ranks * shape_.chunks;

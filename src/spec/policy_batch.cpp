@@ -84,7 +84,7 @@ class PolicyStatistics {
     const PolicyRule& rule_;
     PolicyMean entropy_, kl_, difference_, correction_, phi_;
     PolicyMean low_, high_, region_;   ///< over tokens, or rows of sequence levels
-    PolicyMean low_row_, high_row_;    ///< of the row under way
+    PolicyMean low_row_, high_row_;    ///< of the current row
     PolicyMean low_rows_, high_rows_;  ///< over the rows that have tokens
 };
 

@@ -34,7 +34,7 @@ WeightType type_named(const std::string& key, const std::string& name) {
                 cat(meant, meant.empty() ? "" : " ", "Types are nf4, fp4, int8, bf16, fp16 and fp32."));
 }
 
-/// Whether `whole` is the module `part`, or lies in it.
+/// Whether `whole` is the module `part`, or is inside it.
 bool lies_in(std::string_view whole, std::string_view part) {
     return part.empty() || whole == part || (whole.starts_with(part) && whole[part.size()] == '.');
 }

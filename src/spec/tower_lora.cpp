@@ -25,7 +25,7 @@ int64_t layer_of(const std::string& path) {
     return -1;
 }
 
-/// A module's name as an expression in which any number stands for a block's.
+/// A module's name as an expression in which any number matches a block's.
 std::string any_block(const std::string& module) {
     std::string expression;
     for (std::size_t begin = 0; begin < module.size();) {

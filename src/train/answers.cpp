@@ -155,7 +155,7 @@ std::vector<session::Prompt> CompletionEvaluator::answers(model::Model& model, o
         asked.push_back(&questions_[i]);
     const comm::LongOperation answering(group, "answering the evaluation's rows");
     Progress progress("answering", static_cast<int64_t>(asked.size()));
-    generate::Decoder decoder(ctx, model,  // nobody reads along: prompts go in as fast as may be
+    generate::Decoder decoder(ctx, model,  // the output is not streamed: prompts go in as fast as may be
                               {.rows = rows(), .context = context(), .prefill_tokens = model.sizes().tokens});
     std::vector<session::Prompt> own(asked.size());
     // Images are decoded when their turn comes: all together could be more than memory holds.

@@ -56,7 +56,7 @@ std::string describe_view(const RankView& view, const std::string& place) {
     return cat("First seen at: ", place, ". Rows of the step: ", rows);
 }
 
-/// What stopped the run, in words that go with its figures: where both are finite, values were finite too, but so large
+/// What stopped the run, in words for its metrics: where both are finite, values were finite too, but so large
 /// that a norm's sum of squares was not.
 std::string describe_stop(const spec::StepOutcome& outcome) {
     const char* const what = !std::isfinite(outcome.loss)        ? "the loss is not finite"

@@ -23,7 +23,7 @@ std::span<const std::byte> bytes_of(const at::Tensor& tensor) {
     return {static_cast<const std::byte*>(tensor.const_data_ptr()), static_cast<std::size_t>(tensor.nbytes())};
 }
 
-/// A file's tensor, of so many elements, in place in its map.
+/// A file's tensor, of `elements` elements, in place in its map.
 at::Tensor mapped(const formats::TensorView& view, const at::Tensor& like, int64_t elements) {
     if (view.dtype != ops::dtype_of(like) || view.elements() != elements)
         throw Error("checkpoint.wrong-tensors",
@@ -256,7 +256,7 @@ void BackgroundSaver::save(Write write) {
     try {
         if (!snapshot_) snapshot_ = std::make_unique<Snapshot>(state_, ctx_.device());
     } catch (...) {
-        failure_ = std::current_exception();  // nothing is under way that could set it
+        failure_ = std::current_exception();  // nothing is in flight that could set it
         return;
     }
     if (!in_place_)

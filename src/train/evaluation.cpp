@@ -14,7 +14,7 @@ namespace {
 
 struct SetSums {
     objective::Objective::Sums of;
-    int64_t hits = 0;  ///< targets that were the likeliest token
+    int64_t hits = 0;  ///< targets that were the most likely token
 };
 using Sums = std::vector<SetSums>;  // by evaluation set
 
@@ -60,7 +60,7 @@ SetSums total_of(const Sums& sums) {
     return total;
 }
 
-/// How often the model, asked for the likeliest token alone, would have given the target.
+/// Counts the targets that are the model's most likely token.
 class Hits {
   public:
     Hits(ops::Context& ctx, const model::Network& network, const data::Batch& batch)
@@ -76,7 +76,7 @@ class Hits {
         ops::argmax_rows(ctx_, logits_CV, best_C);
         const model::TensorParallel& tp = network_.tp;
         if (tp.alone()) return;
-        // Of each slice the likeliest token: its logit, and its number, which fp32 holds.
+        // The most likely token of each slice: its logit, and its number, which fp32 holds.
         const at::Tensor all = at::empty({tp.place().size, 2, rows}, best_C.options().dtype(at::kFloat));
         const at::Tensor own = all[tp.place().rank];
         own[0].copy_(logits_CV.gather(1, best_C.to(at::kLong).unsqueeze(1)).squeeze(1));

@@ -70,7 +70,7 @@ class Gathering {
         return std::find_if(all.begin(), all.end(), [&](const auto& o) { return o.offset == p.offset; }) - all.begin();
     }
 
-    /// visit(rank, piece, offset): what ranks have of the parameter, which lies at `offset` there, in pieces, in an
+    /// visit(rank, piece, offset): what ranks have of the parameter, which is at `offset` there, in pieces, in an
     /// order that all ranks have; tied embeddings from the first stage that has them.
     template <class Visit>
     void for_pieces(const weights::Parameter& p, const Visit& visit) const {
@@ -102,7 +102,7 @@ class Gathering {
     const weights::ParameterTable& all_;
     const weights::Parameters& parameters_;
     at::Device device_;
-    /// The piece under way: tensors that are handed to NCCL live until the monitor sees their work's end, so that new
+    /// The piece in flight: tensors that are handed to NCCL live until the monitor sees their work's end, so that new
     /// ones would add up to more than a GiB.
     at::Tensor passed_;
     std::vector<Part> parts_;

@@ -7,7 +7,7 @@
 namespace unsloth::train {
 
 /// Calls write(read) on the first of the ranks, where read(p) gives the values of one of all parameters; the others
-/// send it theirs until it returns. `part`: what this rank has. All ranks of the run together, with nothing under way.
+/// send it theirs until it returns. `part`: what this rank has. All ranks of the run together, with nothing in flight.
 /// What `write` throws is thrown on the first.
 void with_gathered_values(comm::Communicator& ranks, const weights::ParameterTable& all, const StatePart& part,
                           const weights::Parameters& parameters, at::Device device,

@@ -58,7 +58,7 @@ void LayerNormMeter::issue(const at::Tensor& host, int64_t step) {
     host.copy_(norms_, /*non_blocking=*/true);
 }
 
-/// What one unit completes may lie in several stretches.
+/// What one unit completes may be in several stretches.
 std::vector<std::pair<std::string, double>> LayerNormMeter::read(const at::Tensor& host, double loss_scale) const {
     std::vector<std::pair<std::string, double>> norms;
     for (std::size_t i = stretches_.size(); i-- > 0;) {

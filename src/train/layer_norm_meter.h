@@ -13,7 +13,7 @@ class LayerNormMeter {
   public:
     LayerNormMeter(ops::Context& ctx, const model::Model& model);
 
-    /// Host memory of one step under way: fp32, pinned on CUDA.
+    /// Host memory of one step in flight: fp32, pinned on CUDA.
     at::Tensor make_host() const;
     /// After the step's sums over ranks: norms, with loss scaling's factor, and their copy to `host`.
     void issue(const at::Tensor& host, int64_t step);

@@ -50,7 +50,7 @@ std::vector<std::pair<std::string, std::string>> inputs_of(const config::Config&
     return inputs;
 }
 
-/// What can be done beside the result that a folder holds.
+/// The ways to proceed, given the result that a folder holds.
 std::string ways_on(const formats::HeldResult& held) {
     if (held.resumable)
         return "Go on with it (training.resume_from_checkpoint auto), choose another training.output_dir, or say "

@@ -15,7 +15,7 @@ namespace {
 /// So the file stays below half a megabyte.
 constexpr std::size_t most_rows = 4, most_images = 4, most_bytes = 4000;
 
-/// The beginning of a text; a character that the cut divides is left out.
+/// The beginning of a text; a character that the cut divides is dropped.
 std::string beginning(std::string text) {
     if (text.size() <= most_bytes) return text;
     text.resize(most_bytes);

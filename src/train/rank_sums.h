@@ -13,7 +13,7 @@ class RankSums {
     /// Of ranks that share a model one's loss counts (Model::speaks).
     RankSums(ops::Context& ctx, comm::Group& group, model::Model& model);
 
-    /// Host memory of one step under way, pinned on CUDA: this rank's flags, and what comes back summed.
+    /// Host memory of one step in flight, pinned on CUDA: this rank's flags, and what comes back summed.
     struct Host {
         at::Tensor flags, sums;
     };

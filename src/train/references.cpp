@@ -11,7 +11,7 @@
 namespace unsloth::train {
 namespace {
 
-/// What the ranks have beside each other, zeros elsewhere, becomes everyone's.
+/// Merges the values of all ranks, each with zeros where it has none, on every rank.
 void share(comm::Group* group, at::Device device, const at::Tensor& values) {
     if (group == nullptr) return;
     const at::Tensor all = values.to(device, at::kFloat, /*non_blocking=*/false, /*copy=*/true);

@@ -103,7 +103,7 @@ void require_nothing_lost(const config::TrainingOptions& training, const ResumeP
     std::optional<formats::TrainerState> result;
     if (fs::exists(out / formats::trainer_state_file)) result = formats::read_trainer_state(out);
     if (training.resume_from_checkpoint == "auto" || training.resume_from_checkpoint == "true") {
-        // Of a run that was stopped, what lies behind the newest whole checkpoint is done again; not of a finished one.
+        // A stopped run recomputes the steps after the newest complete checkpoint; a finished run does not.
         if (!result || result->global_step <= point.state.progress.step || result->global_step < result->max_steps)
             return;
         throw Error(

@@ -261,7 +261,7 @@ std::string RolloutSource::progress() const {
     return json.dump() + "\n";
 }
 
-/// A run that stopped within a generation batch goes on with that one, to the last bit.
+/// A run that stopped within a generation batch resumes with that one, to the last bit.
 void RolloutSource::restore() {
     const std::filesystem::path file = setup_.resume()->folder / rollout_file;
     const auto json = parse_json<nlohmann::ordered_json>(read_file(file), file.string());

@@ -12,7 +12,7 @@ class RouterMeter {
     /// Does nothing where the model has no experts.
     RouterMeter(ops::Context& ctx, const model::Model& model);
 
-    /// Host memory of one step under way, pinned on CUDA; undefined without experts.
+    /// Host memory of one step in flight, pinned on CUDA; undefined without experts.
     at::Tensor make_host() const;
     /// Before a step's passes.
     void begin();

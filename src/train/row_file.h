@@ -1,4 +1,4 @@
-// A file of a run's folder to which rows are added while the run goes on: one JSON object a line.
+// A file of a run's folder to which rows are added during the run: one JSON object a line.
 #pragma once
 
 #include <cstdint>

@@ -13,7 +13,7 @@ namespace {
 
 constexpr int64_t share_of_room = 2;  // half of what the plan leaves of the host's memory: files need some, too
 constexpr int64_t useful_share = 4;   // a quarter of the images: fewer save little
-/// A GPU takes as long for an image alone as for so many patches of images that are seen together
+/// A GPU takes as long for an image alone as for this number of patches of images that are seen together
 /// (docs/performance/images.md). What is kept is seen alone, so that a resumed run has the same bits.
 constexpr int64_t patches_of_a_pass = 1600;
 
@@ -25,7 +25,7 @@ uint64_t hash_of(const std::string& text) {
 
 }  // namespace
 
-/// Before the data is read: its images are told apart by their bytes then.
+/// Asked before the data is read: where true, its images are distinguished by their bytes.
 bool RunSetup::may_keep_features() const {
     return opened_.file->spec.vision && config().training.image_features != config::ImageFeatures::recompute;
 }

@@ -33,7 +33,7 @@ spec::DType RunSetup::saved_dtype() const {
     return full() && config().model.dtype != spec::DType::f32 ? opened_.file->spec.dtype : spec::DType::f32;
 }
 
-/// Takes the output folder for this run, and finds what it goes on from. With max_steps 0 nothing is written: the same
+/// Takes the output folder for this run, and finds what it resumes from. With max_steps 0 nothing is written: the same
 /// is refused.
 void RunSetup::open_output() {
     config::TrainingOptions& training = loaded_.config.training;
@@ -83,8 +83,8 @@ void RunSetup::require_disk() const {
         result += static_cast<int64_t>(stand_in->data.size());
     const bool saves = config::saves_checkpoints(t);
     const bool in_parts = full() || plan_->request().sharding.has_copies() || !plan_->request().pp.alone();
-    // Beside a result values and moments, of tied embeddings both ends' of a pipeline; the values of a LoRA that one
-    // rank holds are its result.
+    // In addition to a result: values and moments, of tied embeddings both ends' of a pipeline. The values of a LoRA
+    // that one rank holds are its result.
     int64_t checkpoint = result - (in_parts ? 0 : table.flat_elements() * static_cast<int64_t>(sizeof(float)));
     const StatePart part{plan_->request().pp.stage(), {}};
     for (int number = 0; number < part.count(); ++number) {

@@ -293,7 +293,7 @@ double RunReporter::peak_gib() const {
     return static_cast<double>(peak) / (1 << 30);
 }
 
-/// What the allocator took, against the plan, a teacher's beside it. Recorded passes, and what peers read, are the
+/// The allocator's memory compared with the plan's, a teacher's included. CUDA graphs, and what peers read, are the
 /// driver's, not the allocator's. On the CPU what the whole process took.
 void RunReporter::tell_memory() const {
     if (const model::KeptFeatures* const kept = setup_.kept_features(); kept && setup_.plan().request().kept) {

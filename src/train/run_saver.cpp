@@ -70,7 +70,7 @@ void RunSaver::write_result(const std::filesystem::path& folder, const ReadValue
 }
 
 /// This rank's part of the optimizer. A model is saved in its own type, which may hold less than the fp32 values that
-/// training goes on with.
+/// training continues with.
 void RunSaver::write_share(const std::filesystem::path& folder, const Snapshot& snapshot) const {
     const StatePart& part = files_.part;
     try {

@@ -253,14 +253,14 @@ void RunSetup::make_plan() {
             "Set preference.reference to initial.");
 }
 
-/// What does not go with rows that have images.
+/// Refuses options that do not support rows with images.
 void RunSetup::require_images() const {
     if (teacher_ && !placement::teacher_is_file(config()))
         throw Error("option.unsupported", "distill.teacher is a model, and the rows have images",
                     "Write a teacher's file first: unsloth-train score --top_k reads images.");
 }
 
-/// The plan of the part of the run that this one goes on from, as JSON; empty: there is none.
+/// The plan of the part of the run that this one resumes, as JSON; empty: there is none.
 std::string RunSetup::plan_before() const {
     return resume_ ? report::read_run_facts(resume_->folder.parent_path()).run_plan : "";
 }
@@ -322,7 +322,7 @@ bool RunSetup::fits_everywhere() const {
 }
 
 /// The rows that a reference is to score, in batches as the evaluation has them: the plan must hold these too. A run
-/// that goes on scores those of its first steps, too: what a row gets may depend, by its last bits, on its batch.
+/// that resumes scores those of its first steps, too: a row's score may depend, by its last bits, on its batch.
 void RunSetup::plan_references(data::BatchLimits& limits) {
     reference_rows_.emplace(loader_->dataset().subset(loader_->rows_of_steps(0, total_steps_)), limits.tokens,
                             data_rank(), data_ranks());

@@ -42,7 +42,7 @@ void SavePolicy::begin_folder() const {
     }
 }
 
-/// Where the best evaluation's checkpoint lies, or should: in this run's folder, or in that which it went on from.
+/// Where the best evaluation's checkpoint is, or should be: in this run's folder, or in the one that it resumed from.
 fs::path SavePolicy::best_checkpoint() const {
     const std::string name = cat("checkpoint-", state_.progress.best.step);
     const fs::path own = fs::path(config().training.output_dir) / name;
@@ -108,7 +108,7 @@ bool SavePolicy::due(int64_t step) const {
     return by_steps || (setup_.group() ? agreed_ : save_time_has_come());
 }
 
-/// The state after the last step whose result was read; nothing may be under way.
+/// The state after the last step whose result was read; nothing may be in flight.
 void SavePolicy::checkpoint() {
     start_clock();
     agreed_ = false;
@@ -157,7 +157,7 @@ void SavePolicy::keep_result() {
 void SavePolicy::finish() {
     const auto start = std::chrono::steady_clock::now();
     if (config::saves_checkpoints(config().training)) checkpoint();
-    // A finished result whose checkpoint was not complete would be one that nothing can go on from.
+    // A finished result whose checkpoint was not complete could not be resumed.
     finish_saving();
     load_best();
     save_result();

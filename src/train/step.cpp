@@ -46,7 +46,7 @@ spec::TrainedShare trained_share(const weights::ParameterTable& table, const spe
 
 }  // namespace
 
-/// Host memory of one step under way.
+/// Host memory of one step in flight.
 struct Stepper::Slot {
     explicit Slot(const ops::Context& ctx) : worked(ctx), end(ctx) {}
     at::Tensor scalars, outcome_start, outcome;  ///< pinned on CUDA
@@ -115,7 +115,7 @@ bool Stepper::issue(const data::StepBatch& batch, int64_t step, double learning_
         router_meter_->begin();
         objective_.begin(batch);
     }
-    // 3 forward and backward of the micro-batches, so many at a time as are planned in flight (Model::walk)
+    // 3 forward and backward of the micro-batches, as many at a time as are planned in flight (Model::walk)
     const std::size_t count = batch.micro.size(), at_a_time = model_.at_a_time(count);
     CudaEventTime behind(ctx_);  // those before
     for (std::size_t i = 0; i < count; i += at_a_time) {

@@ -25,7 +25,7 @@ bool TrainingLoop::run(StepSource& source) {
         maybe_evaluate(begin);
         answer_prompts(begin);
     }
-    if (!stops_early()) take_steps(source);  // one that had stopped, and goes on from there, has as little to gain
+    if (!stops_early()) take_steps(source);  // a resumed run that had stopped early has as little to gain
     if (stops_early()) return tell_early_stop(), true;
     if (setup_.last_step() < setup_.total_steps()) {
         const int64_t step = state_.progress.step;  // a resumed run may be beyond the last one

@@ -109,7 +109,7 @@ double TrainingState::learning_rate(int64_t step) const {
     return *t.learning_rate * schedule_multiplier(t.lr_scheduler_type, setup_.schedule(), step - 1);
 }
 
-/// The state of the checkpoint that the run goes on from, to the last bit.
+/// The state of the checkpoint that the run resumes from, to the last bit.
 void TrainingState::restore() {
     const formats::RunState& saved = setup_.resume()->state;
     if (saved.parameters != layout_fingerprint(model->trained_by_all(), config().training.optim))

@@ -76,7 +76,7 @@ std::shared_ptr<const BasePlan::Forms> BasePlan::forms_of(const formats::WeightF
     return std::make_shared<const Forms>(std::move(forms));
 }
 
-/// Those of layers that are alike, and lie alike, have the same size.
+/// Layers of the same form in the same place have the same size.
 void BasePlan::measure_images() {
     std::map<std::pair<int, spec::Place>, ImageSize> sizes;
     for (int layer = 0; layer < static_cast<int>(file_->spec.num_layers); ++layer) {
@@ -176,7 +176,7 @@ bool BasePlan::nested(const formats::TensorSource& source) const {
 }
 
 /// Codes and masters' copies always are, but for values that go through the slot; on a GPU 16-bit layers, and quantised
-/// ones that are expanded while loading.
+/// ones that are dequantized while loading.
 bool BasePlan::becomes_ready(int64_t layer) const {
     if (forward_coded(request_.coded) || !has(layer)) return true;
     if (request_.masters) return !request_.reads_values;
@@ -201,8 +201,8 @@ bool BasePlan::tiles_serve() const {
     });
 }
 
-/// Whether adapters lie beside tiles for good: those of answers, which change seldom and are read in each pass of a
-/// token.
+/// Whether adapters are stored next to tiles for good: those of generation, which change seldom and are read in each
+/// pass of a token.
 bool BasePlan::margins_stay() const {
     if (!request_.tails_may_stay || request_.trains || lora_.empty() || layout_.dora || !tiles_serve_) return false;
     if (file_->spec.experts) return false;  // their adapters are many
@@ -225,7 +225,7 @@ bool BasePlan::lies_in_tiles(const formats::TensorSource& source) const {
            part.columns.size % spec::nf4_tile == 0;
 }
 
-/// Of a layer that does not lie ready, and of embeddings and lm_head.
+/// The form of a matrix of a layer that is not ready, and of embeddings and lm_head.
 BasePlan::Held BasePlan::held(const formats::TensorSource& source) const {
     const bool lies = read_in_place(source), in_layer = source.rule.role == spec::TensorRole::linear;
     if (lies_in_tiles(source)) return Held::tiles;

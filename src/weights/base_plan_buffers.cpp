@@ -1,4 +1,4 @@
-// What of the base lies where: its buffers in each plan, and the words for them.
+// The layout of the base in memory: its buffers in each plan, and the words for them.
 #include "unsloth/weights/base_plan.h"
 
 #include <algorithm>

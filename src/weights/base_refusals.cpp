@@ -46,7 +46,7 @@ void BasePlan::require_precision() const {
                     "Leave them out of one of the two.");
 }
 
-/// Of a base that adapters are folded into: all of it lies on the device, in matrices that the grid divides.
+/// Of a base that adapters are folded into: all of it is on the device, in matrices that the grid divides.
 void BasePlan::require_grid() const {
     UNSLOTH_CHECK(!request_.masters && !layout_.dora && !any(request_.coded) && layout_.tp.alone(), "no folded base");
     const auto refuse = [&](ErrorId id, const std::string& what, const char* advice) {

@@ -1,4 +1,4 @@
-// Where the parts of layers' images on the disk lie: in the checkpoint as they are, or in a file that is made while
+// The place of the parts of layers' images on the disk: in the checkpoint as they are, or in a file that is made while
 // loading.
 #pragma once
 

@@ -1,4 +1,4 @@
-// lm_head as its products read it; in 8 bit: which of them read codes, where those lie, and how they are made.
+// lm_head as its products read it; in 8 bit: which of them read codes, where those are, and how they are made.
 #include "unsloth/core/error.h"
 #include "unsloth/ops/coded_rows.h"
 #include "unsloth/weights/base_plan.h"
@@ -57,7 +57,7 @@ Operand EmbeddingAndHead::head(const at::Tensor& expanded_VD, const spec::Range&
     return operand;
 }
 
-/// Why lm_head's products stay in the compute type beside layers' in 8 bit; empty: they do not.
+/// Why lm_head's products stay in the compute type while layers' are in 8 bit; empty: they do not.
 std::string BasePlan::why_head_stays() const {
     constexpr int64_t step = 16;  // of a product's inputs, which rows are for dx
     if (!request_.trains) return "nothing is trained";

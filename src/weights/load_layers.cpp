@@ -59,7 +59,7 @@ void share_nested_offsets(std::vector<StoredLayer>& layers, at::Device device,
 
 }  // namespace
 
-/// A group in the compute type: expanded or copied once, or left to be copied from masters.
+/// A group in the compute type: dequantized or copied once, or filled later from masters.
 Operand BasePlan::load_dense(ops::Context& ctx, const memory::Arena& arena, int layer, Group g,
                              SharedLoading& shared) const {
     const at::Tensor buffer = tensor_at(arena, dense_buffer(layout_[g], layer, g, request_.dtype));
@@ -79,7 +79,7 @@ Operand BasePlan::load_dense(ops::Context& ctx, const memory::Arena& arena, int 
     return operand;
 }
 
-/// Where the codes of W's transpose lie, and A's, which is zeroed: what no module uses stays 0 for good.
+/// The memory of the codes of W's transpose, and A's, which is zeroed: what no module uses stays 0 for good.
 CodedTranspose BasePlan::transpose_at(const memory::Arena& arena, int layer, Group g) const {
     const std::vector<BaseBuffer> buffers =
         transpose_buffers(layout_[g], layer, g, request_.dtype, dx_codes(request_.coded));
@@ -88,7 +88,7 @@ CodedTranspose BasePlan::transpose_at(const memory::Arena& arena, int layer, Gro
             tensor_at(arena, buffers[2]).zero_()};
 }
 
-/// A group in 8 bits: its projections, with the values that their stored form stands for, as one matrix that is
+/// A group in 8 bits: its projections, with the values that their stored form represents, as one matrix that is
 /// quantised in both directions.
 void BasePlan::load_codes(ops::Context& ctx, const memory::Arena& arena, int layer, Group g, SharedLoading& shared,
                           StoredLayer& stored) const {
@@ -120,7 +120,7 @@ void BasePlan::load_codes(ops::Context& ctx, const memory::Arena& arena, int lay
     stored.transposes[g] = transpose;
 }
 
-/// Codes for dx beside what the forward products read, whose values they are made of.
+/// Codes for dx, made of the values of the codes that the forward products read.
 void BasePlan::make_transposes(ops::Context& ctx, const memory::Arena& arena, std::vector<StoredLayer>& layers) const {
     for (const int layer : layout_.stage.layers(file_->spec.num_layers))
         for (const Group g : layout_.groups_of(layer)) {
@@ -174,7 +174,7 @@ at::Tensor BasePlan::norm(const memory::Arena& arena, spec::TensorRole role, int
     return masters->value(*masters->table().find(role, {layer}, Parameter::Kind::base));
 }
 
-/// Where a layer lies in host memory, and the slot that it is copied into; nullopt: it lies on the device. Layers take
+/// Where a layer is in host memory, and the slot that it is copied into; nullopt: it is on the device. Layers take
 /// the slots in turn, so that each has one address: passes can be recorded.
 std::optional<StreamedImage> BasePlan::streamed_image(const BaseMemory& memory, int layer) const {
     if (!streams(layer)) return std::nullopt;
@@ -197,7 +197,7 @@ std::optional<StreamedImage> BasePlan::streamed_image(const BaseMemory& memory, 
     return streamed;
 }
 
-/// A layer's image in its owner's memory, which all peers lay out alike; undefined where it lies elsewhere.
+/// A layer's image in its owner's memory, which all peers lay out alike; undefined where it is elsewhere.
 at::Tensor BasePlan::peer_image(const std::vector<at::Tensor>& peers, int layer) const {
     if (!at_peer(layer)) return {};
     memory::Plan plan;
@@ -212,7 +212,7 @@ BasePlan::ImageMemory BasePlan::memory_at(const at::Tensor& read, const at::Tens
                            const at::Tensor& values) { ops::copy_from_host(values, image.part(filled, part)); }};
 }
 
-/// The projections of a layer that does not lie ready; with `reads` their values, too.
+/// The projections of a layer that is not ready; with `reads` their values, too.
 StoredLayer BasePlan::load_image(ops::Context& ctx, const ImageMemory& memory, int layer, bool reads) const {
     const PackedLayer image = image_of(layer);
     StoredLayer stored;

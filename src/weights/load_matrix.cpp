@@ -26,7 +26,7 @@ at::Tensor mapped_tensor(const formats::TensorView& view) {
     return copy;
 }
 
-/// A weight's values as a matrix on the CPU: mapped where it lies in `dtype`, else each value rounded once.
+/// A weight's values as a matrix on the CPU: mapped where it is in `dtype`, else each value rounded once.
 at::Tensor matrix_of(const formats::TensorSource& source, at::ScalarType dtype) {
     const formats::TensorView* const plain = source.plain();
     if (plain != nullptr && ops::scalar_type(plain->dtype) == dtype) return mapped_tensor(*plain);
@@ -39,8 +39,8 @@ at::Tensor matrix_of(const formats::TensorSource& source, at::ScalarType dtype) 
     return matrix;
 }
 
-/// The same in 8 bit: mapped where it lies so, else quantised as `quantize` writes it. input Error, with its name, for
-/// values that have no such form.
+/// The same in 8 bit: mapped where it is in that form, else quantised as `quantize` writes it. input Error, with its
+/// name, for values that have no such form.
 ops::Int8Tensor int8_of(const formats::TensorSource& source) {
     if (const formats::Int8Weight* const weight = source.int8())
         return {mapped_tensor(*weight->codes), mapped_tensor(*weight->maxima).view({source.rows()})};
@@ -118,7 +118,7 @@ ops::Quant4Tensor on_device(StoredWeight weight, at::Device device) {
 
 }  // namespace
 
-/// A frozen matrix with the values that the run trains on: quantised ones on the device, others as they lie.
+/// A frozen matrix with the values that the run trains on: quantised ones on the device, others as stored.
 StoredWeight BasePlan::frozen_weight(ops::Context& ctx, const formats::TensorSource& linear) const {
     const spec::WeightType type = type_of(linear);
     const spec::MatrixSlice part = part_of(linear);
@@ -143,7 +143,7 @@ StoredWeight BasePlan::frozen_weight(ops::Context& ctx, const formats::TensorSou
     return slice(quant4_rows(made.view(), copied), part);
 }
 
-/// Where a frozen matrix lies; with `reads` its values, too.
+/// The memory of a frozen matrix; with `reads` its values, too.
 StoredWeight BasePlan::load_stored(ops::Context& ctx, const formats::TensorSource& source, bool reads,
                                    const PlacePart& place) const {
     const Held how = held(source);
@@ -193,7 +193,7 @@ StoredWeight BasePlan::load_stored(ops::Context& ctx, const formats::TensorSourc
     return stored;
 }
 
-/// A frozen matrix outside of the layers, which lies in its memory as an image; with `reads` its values are brought
+/// A frozen matrix outside of the layers, which is in its memory as an image; with `reads` its values are brought
 /// there.
 StoredWeight BasePlan::load_matrix(ops::Context& ctx, const at::Tensor& memory, const formats::TensorSource& source,
                                    bool reads) const {

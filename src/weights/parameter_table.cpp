@@ -70,7 +70,7 @@ ParameterTable ParameterTable::lora(const spec::ModelSpec& spec, const std::vect
                 table.add(std::move(parameter));
             }
         };
-        // A's of a group lie together, so that one product can yield all their gradients.
+        // A's of a group are adjacent, so that one product can yield all their gradients.
         add(Parameter::Kind::lora_a);
         add(Parameter::Kind::lora_b);
         add(Parameter::Kind::magnitude);
@@ -94,7 +94,7 @@ ParameterTable ParameterTable::lora(const spec::ModelSpec& spec, const std::vect
     for (const std::string& module : modules_to_save) {
         const spec::TensorRole role =
             module == "embed_tokens" ? spec::TensorRole::embed_tokens : spec::TensorRole::lm_head;
-        if (role == spec::TensorRole::embed_tokens) add_tower();  // beside what is of the same unit
+        if (role == spec::TensorRole::embed_tokens) add_tower();  // next to what is of the same unit
         table.add(
             {Parameter::Kind::base,
              formats::saved_module_name(module, spec.stem()),

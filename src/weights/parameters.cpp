@@ -41,7 +41,7 @@ ParameterSlice held_of(const ParameterTable& table, bool trains, const ShardingP
     return {0, table.flat_elements()};
 }
 
-/// The optimizer's, and the fp32 values that it changes: what may lie in host memory.
+/// The optimizer's, and the fp32 values that it changes: what may be in host memory.
 std::vector<Flat> state_buffers(const ParameterTable& table, config::Optimizer optimizer, bool trains,
                                 const ShardingPolicy& sharding) {
     const int64_t block = ops::optimizer_block;

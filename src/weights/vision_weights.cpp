@@ -37,7 +37,7 @@ class VisionList {
 
     const std::vector<VisionBuffer>& buffers() const { return buffers_; }
 
-    /// A linear, and the folder's that its rows are, so many each where there are several.
+    /// A linear, and the folder's linears that make up its rows, `rows_each` each where there are several.
     struct Linear {
         VisionLinear* to;
         std::vector<std::string> modules;

@@ -123,7 +123,7 @@ void WeightProvider::begin_values(ops::Context& ctx, const std::vector<int>& lay
     values_->begin(ctx, units);
 }
 
-/// The layers with magnitudes, each with its base expanded, whatever products may read instead.
+/// The layers with magnitudes, each with its base dequantized, whatever products may read instead.
 void WeightProvider::expand_in_turn(ops::Context& ctx,
                                     const std::function<void(int layer, const LayerWeights&)>& visit) {
     std::vector<int> layers;
@@ -176,7 +176,7 @@ void WeightProvider::expand_expert_tiles(ops::Context& ctx, const std::vector<op
     }
 }
 
-/// Lets the group's products of so many tokens read its tiles, where they are faster than expanding and cuBLASLt.
+/// Lets the group's products of `tokens` tokens read its tiles, where they are faster than dequantizing and cuBLASLt.
 void WeightProvider::choose_tiles(int layer, Group g, int64_t tokens, Operand& operand) const {
     const Paged& paged = *paged_[static_cast<std::size_t>(layer)];
     if (is_of_experts(g)) return choose_expert_tiles(paged, g, tokens, operand);
@@ -198,7 +198,7 @@ void WeightProvider::choose_tiles(int layer, Group g, int64_t tokens, Operand& o
     set_margins(operand, serves ? staying_[static_cast<std::size_t>(layer)].at(g) : slot_.at(g).margins());
 }
 
-/// Expands the groups whose products read the slot and that do not lie there yet, 4-bit rows of all of them in one
+/// Dequantizes the groups whose products read the slot and that are not there yet, 4-bit rows of all of them in one
 /// launch.
 void WeightProvider::expand_into_slot(ops::Context& ctx, int layer) {
     const Paged& paged = *paged_[static_cast<std::size_t>(layer)];
@@ -261,7 +261,7 @@ void WeightProvider::choose_fold(int layer, bool adapted) {
     for (const Group g : layout_.groups_of(layer)) weights_[static_cast<std::size_t>(layer)][g].folded = adapted;
 }
 
-/// `tokens`: of the products that will read it, which may choose tiles; nullopt: its base is expanded.
+/// `tokens`: of the products that will read it, which may choose tiles; nullopt: its base is dequantized.
 const LayerWeights& WeightProvider::lay_out(ops::Context& ctx, int layer, std::optional<int64_t> tokens, bool adapted) {
     LayerWeights& weights = weights_.at(static_cast<std::size_t>(layer));
     if (images_) images_->enter(ctx, layer);
@@ -279,7 +279,7 @@ const LayerWeights& WeightProvider::lay_out(ops::Context& ctx, int layer, std::o
         }
     }
     expand_into_slot(ctx, layer);
-    // What was expanded has been read; tiles are read until the next layer is asked for.
+    // The dequantized values have been read; tiles are read until the next layer is asked for.
     if (images_ && !reads_tiles(*paged)) images_->release();
     if (!staying_.empty() && std::all_of(weights.groups.begin(), weights.groups.end(), [](const auto& group) {
             return std::holds_alternative<TiledBase>(group.second.base);
@@ -311,7 +311,7 @@ void WeightProvider::assume_expanded(int layer) {
         for (const Group g : layout_.groups_of(layer)) expanded_[g] = layer;
     if (margins_) held_version_ = margins_->version();
     if (!folded_) return;
-    slot_folded_ = true;  // recorded passes have adapters
+    slot_folded_ = true;  // CUDA graphs have adapters
     folded_version_ = folded_->version();
 }
 
@@ -342,7 +342,7 @@ void WeightProvider::copy_biases(ops::Context& ctx, int layer) {
         }
 }
 
-/// The slot's margins are filled with its layer. Of those that lie ready neighbours share a launch, where their
+/// Fills the slot's margins with its layer. Of ready layers, neighbours share a launch, where their
 /// adapters are all here.
 void WeightProvider::fill_ready_margins(ops::Context& ctx) {
     const auto layers = static_cast<int>(weights_.size());
@@ -364,7 +364,7 @@ void WeightProvider::refresh(ops::Context& ctx) {
     if (ready_version_ == wanted) return;
     ready_version_ = wanted;
     const auto layers = static_cast<int>(weights_.size());
-    if (masters_ != nullptr) forget();  // layers that are read as they lie go through the slot
+    if (masters_ != nullptr) forget();  // layers that are read as stored go through the slot
     if (masters_ != nullptr)
         for (const int layer : layout_.stage.layers(layers))
             if (!paged_[static_cast<std::size_t>(layer)]) copy_masters(ctx, layer);
