@@ -85,10 +85,10 @@ std::string plain_words(const std::string& message) {
         {"bad character found while scanning hex", "hexadecimal digits are expected"},
         {"the referenced anchor",
          "* begins the name of a part marked by & before, which there is not; a text that begins "
-         "with * stands in quotes"},
-        {"alias not found", "* begins the name of a part; a text that begins with * stands in quotes"},
+         "with * needs quotes"},
+        {"alias not found", "* begins the name of a part; a text that begins with * needs quotes"},
         {"illegal character found while scanning alias",
-         "* begins the name of a part; a text that begins with * stands in quotes"},
+         "* begins the name of a part; a text that begins with * needs quotes"},
         {"anchor not found", "& begins the name of a part; a text that begins with & needs quotes"},
         {"illegal character found while scanning anchor",
          "& begins the name of a part; a text that begins with & needs quotes"},

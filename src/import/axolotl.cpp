@@ -349,8 +349,8 @@ void import_axolotl(Importer& importer) {
     else if (packed)
         importer.set("sample_packing", "data.packing", true);
     import_adapter(importer);
+    import_axolotl_model(importer);  // looks at the template, which is taken next
     import_template(importer);
-    import_axolotl_model(importer);
     import_special_tokens(importer);
     import_turn_ends(importer);
     import_quantized_base(importer);

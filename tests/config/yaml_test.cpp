@@ -50,7 +50,7 @@ TEST(Yaml, WhatIsOddIsRefusedWithItsPlace) {
 TEST(Yaml, ASyntaxErrorIsSaidInPlainWords) {
     EXPECT_CONTAINS(yaml_error("a:\n\t- 1\n"), "run.yaml:2:2: no valid YAML: a tab stands in the indentation");
     EXPECT_CONTAINS(yaml_error("files: *.jsonl\n"),
-                    "a text that begins with * stands in quotes\n"
+                    "a text that begins with * needs quotes\n"
                     "  1 | files: *.jsonl\n");
     EXPECT_CONTAINS(yaml_error("a: 1\n  b: 2\n"),
                     "run.yaml:2:4: no valid YAML: a colon stands where no value can begin");
@@ -61,7 +61,7 @@ TEST(Yaml, ASyntaxErrorIsSaidInPlainWords) {
     for (const char* text : {"a: 'x\nb: 1\n", "a: \"x\n", "a: 'it''s\n"})
         EXPECT_CONTAINS(yaml_error(text), "run.yaml:1:4: no valid YAML: the quote that begins here is not closed");
     EXPECT_EQ(yaml("['it''s', \"a\\\"b\", '', \"\", 'x\n y']"), Json::parse(R"(["it's", "a\"b", "", "", "x y"])"));
-    EXPECT_CONTAINS(yaml_error("a: @b\n"), "stands in quotes");
+    EXPECT_CONTAINS(yaml_error("a: @b\n"), "needs quotes");
     EXPECT_CONTAINS(yaml_error("a:\n  b: 1\n c: 2\n"), "this line is indented unlike the keys that it follows");
     EXPECT_CONTAINS(yaml_error("- a\nb: 1\n"), "a list and an object do not follow each other");
     EXPECT_CONTAINS(yaml_error("a: ]\n"), "this bracket closes none");

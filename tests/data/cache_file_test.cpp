@@ -75,16 +75,16 @@ TEST(Cache, NothingOutsideOfAFileIsRead) {
         EXPECT_FALSE(open_cache_file(path)) << at;
         toy::expect_contains(testing::internal::GetCapturedStderr(), {"is damaged", why});
     };
-    refused(records + offsetof(RowRecord, start), 8, "lies outside");
-    refused(records + offsetof(RowRecord, start), -1, "lies outside");
-    refused(records + offsetof(RowRecord, length), 2000000000, "lies outside");
-    refused(records + offsetof(RowRecord, length), -4, "lies outside");
-    refused(records + offsetof(RowRecord, length), 0, "lies outside");
-    refused(records + offsetof(RowRecord, targets), 5, "lies outside");
-    refused(records + offsetof(RowRecord, longest), 5, "lies outside");
-    refused(records + offsetof(RowRecord, segments), 1, "lies outside");
-    refused(records + sizeof(RowRecord) + offsetof(RowRecord, segments), 2, "lies outside");
-    refused(records + sizeof(RowRecord) + offsetof(RowRecord, flags), RowRecord::given_labels, "lies outside");
+    refused(records + offsetof(RowRecord, start), 8, "is outside");
+    refused(records + offsetof(RowRecord, start), -1, "is outside");
+    refused(records + offsetof(RowRecord, length), 2000000000, "is outside");
+    refused(records + offsetof(RowRecord, length), -4, "is outside");
+    refused(records + offsetof(RowRecord, length), 0, "is outside");
+    refused(records + offsetof(RowRecord, targets), 5, "is outside");
+    refused(records + offsetof(RowRecord, longest), 5, "is outside");
+    refused(records + offsetof(RowRecord, segments), 1, "is outside");
+    refused(records + sizeof(RowRecord) + offsetof(RowRecord, segments), 2, "is outside");
+    refused(records + sizeof(RowRecord) + offsetof(RowRecord, flags), RowRecord::given_labels, "is outside");
     refused(records + 2 * sizeof(RowRecord), 0, "report");
     for (const auto& [word, value] : {std::pair{4, 1000000},
                                       {4, -1},
