@@ -214,7 +214,7 @@ void Monitor::ask() {
             if (!ended) break;
             std::optional<Pending> gone(std::move(pending_.front()));
             pending_.pop_front();
-            if (!pending_.empty()) pending_.front().since = Clock::now();  // what is queued after it had no chance before
+            if (!pending_.empty()) pending_.front().since = Clock::now();  // what is queued next had no chance before
             lock.unlock();
             gone.reset();
             lock.lock();

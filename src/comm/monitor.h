@@ -17,8 +17,8 @@ namespace unsloth::comm {
 std::string one_line(std::string text);
 
 /// Every rank writes a heartbeat to the ranks' store every few seconds, with what it is on its way to and what it is
-/// busy with, and reads the others'. A rank is lost when its heartbeat does not change for 12 s (or the timeout, if that
-/// is less), when it says that it failed, and when the rest waits for it at a collective longer than the timeout while it
+/// busy with, and reads the others'. A rank is lost when its heartbeat does not change for 12 s (or a shorter timeout),
+/// when it says that it failed, and when the rest waits for it at a collective longer than the timeout while it
 /// is not busy with anything that it names. Time in which this process was suspended does not count (AwakeClock), and
 /// afterwards the others have their whole time again. When a rank is lost check() throws, and the release hook ends
 /// what blocks the main thread (NCCL's kernels wait for ever otherwise). A process that the rank owns ends within 10 s

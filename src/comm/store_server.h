@@ -11,7 +11,7 @@
 
 namespace unsloth::comm {
 
-/// One thread, which looks up no names. A peer that does not prove within `handshake_time` that it is a rank of this run
+/// One thread, which looks up no names. A peer that does not prove in `handshake_time` that it is a rank of this run
 /// (that it knows the secret, where there is one) is dropped, and of those that have not yet, the oldest when there are
 /// more than `most_strangers`; until then each has the memory of a handshake. A rank that does not read its replies is
 /// not read from. Only a rank itself can write its heartbeat.

@@ -29,8 +29,8 @@ void replace_words(std::string& text, const std::string& word, const std::string
     }
 }
 
-/// Where a path that continues here ends. Folder names may have spaces and brackets; losing a little more of a line does
-/// no harm.
+/// Where a path that continues here ends. Folder names may have spaces and brackets; losing a little more of a line
+/// does no harm.
 std::size_t end_of_path(const std::string& text, std::size_t at) {
     return std::min(text.find_first_of("\t\n:;'\"", at), text.size());
 }

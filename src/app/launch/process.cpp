@@ -90,7 +90,7 @@ RunningProcess start_process(const Program& program, Output output, const sigset
         throw Error("process.system-call", cat("cannot start a process: ", std::strerror(errno)),
                     "ulimit -u, or the control group's pids.max, may be too low.");
     if (process.pid == 0) become(plan);
-    ::setpgid(process.pid, process.pid);  // parent or child, the first one wins; a signal to the group then never misses it
+    ::setpgid(process.pid, process.pid);  // whichever process is first; a signal to the group never misses it
     failures.write.close();
     int reason = 0;
     ssize_t got;
