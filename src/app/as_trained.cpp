@@ -80,7 +80,7 @@ report::RunFacts facts_of_run(const fs::path& folder) {
     return report::read_run_facts(is_checkpoint ? folder / ".." : folder);
 }
 
-/// Where the run's result lies that is used; empty: no folder here.
+/// The folder with the result of the run that is used; empty: there is no such folder here.
 fs::path result_folder(const CommandLine& line) {
     const config::ModelOptions& model = line.loaded.config.model;
     const auto& several = line.generate.adapters.folders;

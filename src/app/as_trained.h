@@ -12,7 +12,7 @@ namespace unsloth::app {
 /// configuration RUN/run_config.json means the run's result. Both are logged. Input Error where such a run has none.
 void take_from_run(CommandLine& line);
 
-/// Of merge: the values of the base that the run trained on, where nobody says which. Logged.
+/// For merge: takes the base weight values that the run trained on, where the request does not set them. Logged.
 void take_from_run(MergeRequest& request, const std::set<std::string>& given);
 
 /// Of merge and quantize: what take_from_run() finds in `from` (an adapter's folder, or a model's) holds for the model

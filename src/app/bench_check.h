@@ -1,4 +1,4 @@
-// `bench --check`: rows of benches one after another, each beside its floor (floors.h).
+// `bench --check`: runs benchmarks one after another and compares each with its regression threshold (floors.h).
 #pragma once
 
 #include <string>

@@ -19,7 +19,7 @@ struct DoctorCheck {
 };
 
 // In the order in which they are printed: each group before the next is run, so that one that hangs or crashes is known
-// by name. Those that need the engine stand behind check_libraries, which is what says whether there is one.
+// by name. The groups that need the engine follow check_libraries, which checks whether there is an engine.
 constexpr DoctorCheck checks[] = {
     {"system", check_system},     {"limits", check_limits},       {"environment", check_environment},
     {"GPUs", check_gpus},         {"libraries", check_libraries}, {"kernels", check_kernels},

@@ -1,4 +1,4 @@
-// Opens the engine, the library that holds LibTorch, beside the executable. Only the commands that compute do so.
+// Opens the engine (the library with LibTorch) from the executable's folder. Only the commands that compute do so.
 #pragma once
 
 #include <memory>

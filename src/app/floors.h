@@ -4,7 +4,7 @@
 //      "rows": {"8x2048": {"bench": "step", "config": "../llama-8b/8x2048.json", "steps": 8}, …},
 //      "cards": {"NVIDIA H200": {"source": "how they were measured", "floors": {"8x2048": 0.73, …}}, …}}
 //
-// A row's other keys are options of bench; its configuration lies beside the file. A bench with several figures has
+// A row's other keys are options of bench; its configuration is in the file's folder. A bench with several figures has
 // floors by ROW: FIGURE ("operators: rope").
 #pragma once
 

@@ -207,8 +207,8 @@ class Launcher {
         supervisor.say(cat(summary(ends, supervisor.asked_to_stop()), "; exit code ", code));
     }
 
-    /// Not where nothing failed or the user asked to stop, and not for mistakes in the configuration or the input,
-    /// which would come again.
+    /// Not where nothing failed or the user asked to stop, and not for errors in the configuration or the input, which
+    /// would occur again.
     static bool worth_a_restart(const std::vector<RankEnd>& ends, int code, const Supervisor& supervisor) {
         return most_telling(ends) >= 0 && supervisor.asked_to_stop() == 0 &&
                code != static_cast<int>(ErrorKind::usage) && code != static_cast<int>(ErrorKind::input) &&

@@ -77,7 +77,7 @@ int run(const CommandLine& line, const std::vector<std::string>& arguments) {
     return command.run(line, arguments);
 }
 
-// Libraries put stack traces behind the first line; those who ask for detail get them.
+// Libraries put stack traces after the first line; those who ask for detail get them.
 std::string brief(const char* what) {
     const std::string text = what;
     const auto end = text.find('\n');
@@ -88,7 +88,7 @@ std::string brief(const char* what) {
 int run(const std::vector<std::string>& arguments) {
     const CommandLine line = parse_command_line(arguments);
     const int code = run(line, arguments);
-    // A run's result is its folder: nobody has to read what it prints.
+    // A run's result is its folder: its output need not be read.
     if (line.command != Command::train && line.command != Command::launch) flush_output();
     return code;
 }
@@ -132,7 +132,7 @@ void occupy_closed_streams() {
 int main(int argc, char** argv) {
     unsloth::app::occupy_closed_streams();
     std::signal(SIGXFSZ, SIG_IGN);  // a file over the user's limit is then a write that fails, and that has words
-    std::signal(SIGPIPE, SIG_IGN);  // a log that nobody reads any more ends nothing; for results see end_unread()
+    std::signal(SIGPIPE, SIG_IGN);  // a log without a reader ends nothing; for results see end_unread()
     unsloth::end_cleanly_on_lost_maps();
     unsloth::app::guard_output();
     return unsloth::app::guarded({argv + 1, argv + argc});

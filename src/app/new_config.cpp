@@ -38,7 +38,7 @@ constexpr Question of_model = {"Which model? (a folder, or a Hugging Face id suc
 constexpr Question of_rows = {"Which rows? (a file, folder or glob of JSONL, CSV, Parquet or text)", "--data", ""};
 constexpr Question of_card = {"Which card? (24GiB, RTX 4090, …, cpu; empty: this machine)", "--gpu", this_machine};
 
-/// Where nobody can be asked.
+/// Where there is no terminal to ask at.
 void require_answers(const NewRequest& request) {
     std::string missing;
     for (const auto& [question, answer] :

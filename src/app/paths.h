@@ -15,7 +15,7 @@ void require_outputs(const CommandLine& line);
 /// Usage Error where a file to write exists and is not empty; `force`: it is replaced. `option`: the one that names it.
 void refuse_existing(const std::string& file, bool force, const std::string& option);
 
-/// Input Error for a mistake in a chat template that the configuration has or names.
+/// Input Error for an error in a chat template that the configuration has or names.
 void require_templates(const config::Config& config);
 
 /// What the engine opens first must be there: opening the engine itself takes longer than to find out. Input Error, as

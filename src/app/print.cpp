@@ -16,7 +16,7 @@
 namespace unsloth::app {
 namespace {
 
-/// Stands before a stream's buffer as long as it lives, and passes lines on to it through printable().
+/// Wraps a stream's buffer for its lifetime, and passes lines on to it through printable().
 class PrintableLines : public std::streambuf {
   public:
     explicit PrintableLines(std::ostream& stream) : stream_(stream), to_(stream.rdbuf(this)) {}

@@ -48,7 +48,7 @@ void refuse_own_options(const Config& config) {
                     "Leave metrics_file out.");
 }
 
-/// What all trials have in common, and what would make another sweep.
+/// The options that all trials share; other values make another sweep.
 std::string common_options(const CommandLine& line) {
     Config config;
     OptionSet options;

@@ -12,7 +12,7 @@
 
 namespace unsloth::comm {
 
-/// Work of the CPU is done when it is asked for: nothing goes on beside it.
+/// CPU work is done when it is requested: nothing runs concurrently with it.
 class CpuCommunicator : public Communicator {
   public:
     void all_reduce_beside(const at::Tensor& sum, const std::function<void()>& after,
@@ -26,7 +26,7 @@ class CpuCommunicator : public Communicator {
     using Communicator::Communicator;
 };
 
-/// Bytes of the segment of so many ranks.
+/// Bytes of the segment of this many ranks.
 std::size_t shared_segment_bytes(int size);
 /// `exchange` outlives it.
 std::unique_ptr<Communicator> make_shared_communicator(Exchange& exchange, int rank, std::vector<int> ranks,

@@ -1,4 +1,4 @@
-// What CPU ranks' sums have in common.
+// What the CPU ranks' sums share.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -71,7 +71,7 @@ void StoreBackedGroup::make_communicators() {
     std::vector<int> everyone(static_cast<std::size_t>(size()));
     std::iota(everyone.begin(), everyone.end(), 0);
     all_ = make_communicator(everyone, "all");
-    // Where each machine has one rank its communicator has nobody to talk to, but answers all the same.
+    // Where each machine has one rank, its communicator has no peers, but answers all the same.
     if (ranks_here().size() < everyone.size()) here_ = make_communicator(ranks_here(), "machine");
 }
 

@@ -1,4 +1,4 @@
-// Which network interfaces NCCL is told to use.
+// The network interfaces that NCCL is set to use.
 #pragma once
 
 #include <string>
@@ -13,7 +13,7 @@ bool leaves_an_interface(const std::string& value, const std::vector<std::string
 /// usage Error where NCCL_SOCKET_IFNAME leaves none of this machine's.
 void require_interfaces();
 
-/// What stands in a message of c10d's about NCCL, on one line.
+/// The text of a c10d message about NCCL, on one line.
 std::string nccl_reason(const std::string& message);
 /// What to look at: the settings of NCCL that are in force.
 std::string nccl_advice();

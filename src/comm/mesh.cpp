@@ -87,7 +87,7 @@ void Mesh::link(Group& group, bool ring) {
     const int first_rank = own - at_.pp * each, last_rank = own + (last - at_.pp) * each;
     const bool end = at_.pp == 0 || at_.pp == last;
     ends_ = make(group, "ends", end ? std::vector{first_rank, last_rank} : std::vector{own});
-    // Neighbours by pairs that have nobody in common, all of them at once.
+    // Neighbours in disjoint pairs, all pairs of a round at once.
     const int pairs = ring ? shape_.pp : last;
     const auto round_of = [&](int below) { return below == last && last % 2 == 0 ? 2 : below % 2; };
     for (int round = 0; round < 3; ++round) {

@@ -102,7 +102,7 @@ bool Monitor::busy_before_next(int rank) {
     return peer != peers_.end() && busy_locked(rank, peer->second, number_ + 1);
 }
 
-/// Says so now and then: nobody waits without a word. One of the waiting is enough.
+/// Logs it now and then, so that no rank waits silently. One of the waiting ranks is enough.
 bool Monitor::busy_locked(int rank, Peer& peer, int64_t number) {
     if (peer.left || peer.busy.empty() || peer.number >= number) return false;
     if (Clock::now() - peer.said >= timeout_) {
@@ -199,8 +199,8 @@ void Monitor::end_within(const Failure& failure) const {
                                    " s: a call to the device or the disk does not return. It is ended.")));
 }
 
-/// Asks of what is under way whether it has ended, without the mutex: while another thread is held up within the
-/// driver, a question may be, too.
+/// Asks whether the collectives in flight have ended, without the mutex: while another thread is blocked within the
+/// driver, a query may block, too.
 void Monitor::ask() {
     ::prctl(PR_SET_NAME, "ranks' asker");
     std::unique_lock lock(mutex_);
@@ -214,7 +214,7 @@ void Monitor::ask() {
             if (!ended) break;
             std::optional<Pending> gone(std::move(pending_.front()));
             pending_.pop_front();
-            if (!pending_.empty()) pending_.front().since = Clock::now();  // what is queued behind had no chance before
+            if (!pending_.empty()) pending_.front().since = Clock::now();  // what is queued next had no chance before
             lock.unlock();
             gone.reset();
             lock.lock();

@@ -16,9 +16,9 @@ namespace unsloth::comm {
 /// What another rank wrote, for messages: printable(), on one line, and 500 bytes of it are enough.
 std::string one_line(std::string text);
 
-/// Every rank leaves a sign of life in the ranks' store every few seconds, with what it is on its way to and what it is
-/// busy with, and reads the others'. A rank is lost when its sign stands still for 12 s (or the timeout, if that is
-/// less), when it says that it failed, and when the rest waits for it at a collective longer than the timeout while it
+/// Every rank writes a heartbeat to the ranks' store every few seconds, with what it is on its way to and what it is
+/// busy with, and reads the others'. A rank is lost when its heartbeat does not change for 12 s (or a shorter timeout),
+/// when it says that it failed, and when the rest waits for it at a collective longer than the timeout while it
 /// is not busy with anything that it names. Time in which this process was suspended does not count (AwakeClock), and
 /// afterwards the others have their whole time again. When a rank is lost check() throws, and the release hook ends
 /// what blocks the main thread (NCCL's kernels wait for ever otherwise). A process that the rank owns ends within 10 s
@@ -34,7 +34,7 @@ class Monitor {
     Monitor(const Monitor&) = delete;
     Monitor& operator=(const Monitor&) = delete;
 
-    /// This rank begins the next collective. `done`, where the collective goes on after the call: whether it has ended;
+    /// This rank begins the next collective. `done`, where the collective runs on after the call: whether it has ended;
     /// called, and destroyed, by a thread of the monitor's.
     void begin(const std::string& what, std::function<bool()> done = nullptr);
     /// The same of a message between two ranks, which is no collective: the others do not count it.
@@ -52,7 +52,7 @@ class Monitor {
     /// Tells the others that this rank ends by an error; the reason is known to all of them then.
     void announce(const std::string& error) noexcept;
     /// Called once, by a thread of the monitor's, when a rank is lost or this one has announced an error; nullptr:
-    /// nothing any more (returns when no call is under way).
+    /// nothing any more (returns when no call is running).
     void on_failure(std::function<void()> release);
 
   private:
@@ -61,7 +61,7 @@ class Monitor {
         std::string sign, host, what, busy;
         int64_t number = 0;
         Clock::time_point changed;
-        Clock::time_point said;  ///< when its being busy was last told
+        Clock::time_point said;  ///< when its being busy was last logged
         bool left = false;
     };
     struct Pending {

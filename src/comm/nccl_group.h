@@ -1,4 +1,4 @@
-// What the groups of CPU and of CUDA runs have in common, and the latter: sums by NCCL, texts through the store.
+// What the groups of CPU and of CUDA runs share, and the latter: sums by NCCL, texts through the store.
 #pragma once
 
 #include <memory>
@@ -9,7 +9,7 @@
 
 namespace unsloth::comm {
 
-/// Where `rank` stands among these.
+/// The index of `rank` among these.
 int place_among(const std::vector<int>& ranks, int rank);
 
 /// Texts through the store, and the monitor's word.

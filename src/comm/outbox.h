@@ -1,4 +1,4 @@
-// A thread that does one piece of work after the other, beside the one that hands them over.
+// A thread that does one piece of work after the other, concurrently with the thread that hands them over.
 #pragma once
 
 #include <atomic>

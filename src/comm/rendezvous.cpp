@@ -66,7 +66,7 @@ std::string note_of(const LaunchEnvironment& e, const std::string& host, int por
 void leave_note(const LaunchEnvironment& e, int port, Clock::time_point give_up) {
     Address agent;
     const Socket to_agent = reach(e, give_up, agent);
-    // Where this machine is for others is what it is for the agent; beside the agent that is the agent's own name.
+    // Others reach this machine at the address that the agent sees; on the agent's own machine at the agent's own name.
     const Address own = own_address(to_agent);
     const std::string host = e.one_machine ? "127.0.0.1" : is_loopback(own) ? e.master_address : host_of(own);
     agents_store(e, give_up)->set(cat(note_key, e.restarts), note_of(e, host, port));

@@ -87,7 +87,7 @@ class SharedCommunicator final : public CpuCommunicator {
             const std::size_t piece = std::min(area_bytes, all - at), count = piece / width;
             std::memcpy(area(rank()), bytes + at, piece);
             meet(what);
-            // Each rank adds up a part of the piece, in its own area, where nobody else reads it meanwhile.
+            // Each rank adds up a part of the piece, in its own area, which no other rank reads meanwhile.
             const auto first = [&](int r) { return count * static_cast<std::size_t>(r) / ranks().size() * width; };
             add(sum, first(rank()), area(rank()) + first(rank()), (first(rank() + 1) - first(rank())) / width);
             meet_again(what);
@@ -299,7 +299,7 @@ class SharedCommunicator final : public CpuCommunicator {
     int turn_ = 0;  ///< which of a rank's areas
     std::size_t bytes_ = 0;
     bool checked_ = false;  ///< that all ranks have as many bytes
-    Outbox outbox_;         ///< ends first: its thread uses what stands above
+    Outbox outbox_;         ///< ends first: its thread uses the members above
 };
 
 }  // namespace

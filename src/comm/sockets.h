@@ -45,7 +45,7 @@ bool is_loopback(const Address& address);
 /// A socket that listens there, non-blocking; with `anywhere` on every address of this machine. runtime Error.
 Socket listen_at(int port, bool anywhere);
 
-/// Connected, non-blocking; not open where nobody answers within `patience`.
+/// Connected, non-blocking; not open where no peer answers within `patience`.
 Socket connect_to(const Address& address, milliseconds patience);
 
 /// Connects to the first address of `host` that answers. Names are looked up, numbers are not.

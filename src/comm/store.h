@@ -18,7 +18,7 @@ class Exchange {
     /// the same moment.
     Exchange(const LaunchEnvironment& environment, std::chrono::seconds timeout);
 
-    /// Rank 0, which serves the store, waits a few seconds until the others have read what they came for.
+    /// Rank 0, which hosts the store, waits a few seconds until the others have read what they came for.
     ~Exchange();
     Exchange(const Exchange&) = delete;
     Exchange& operator=(const Exchange&) = delete;

@@ -25,7 +25,7 @@ struct Rendezvous {
 /// Safe from several threads, one request at a time. Throws StoreGone.
 class StoreClient {
   public:
-    /// Connects, and proves who it is; tries again until `give_up` where nobody listens or the connection is closed.
+    /// Connects, and proves who it is; retries until `give_up` where no server listens or the connection is closed.
     StoreClient(const Rendezvous& rendezvous, Clock::time_point give_up);
 
     /// Called several times a second while a request waits; what it throws ends the request (and, where it was under
@@ -40,7 +40,7 @@ class StoreClient {
     int64_t add(const std::string& key, int64_t more);
     /// Whether it was there.
     bool remove(const std::string& key);
-    /// Leaves this rank's sign of life (cut to longest_sign), and gives those of all.
+    /// Writes this rank's heartbeat (cut to longest_sign), and gives those of all.
     std::vector<std::string> signs(const std::string& own);
 
   private:

@@ -105,7 +105,7 @@ void StoreServer::look_at_deadlines() {
 }
 
 void StoreServer::accept_all() {
-    constexpr int at_once = 64;  // ranks have their turn between strangers
+    constexpr int at_once = 64;  // ranks have their turn between unauthenticated peers
     constexpr milliseconds pause(100);
     for (int i = 0; i < at_once; ++i) {
         Socket socket(::accept4(listening_.fd(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
@@ -123,7 +123,7 @@ void StoreServer::accept_all() {
     }
 }
 
-/// Drops the oldest of too many strangers. One that is a rank is done within milliseconds, or comes again.
+/// Drops the oldest of too many unauthenticated peers. A rank among them is done within milliseconds, or reconnects.
 void StoreServer::make_room() {
     const auto stranger = [](const Peer& peer) {
         return peer.stage == Peer::Stage::hello || peer.stage == Peer::Stage::proof;
@@ -189,7 +189,7 @@ void StoreServer::admit(Peer& peer) {
 }
 
 void StoreServer::read(Peer& peer) {
-    if (peer.writer || peer.waits_until) return;  // one request at a time: replies that nobody reads do not pile up
+    if (peer.writer || peer.waits_until) return;  // one request at a time: unread replies do not pile up
     if (peer.reader->filled(receive(peer.socket, peer.reader->room()))) handle(peer);
 }
 

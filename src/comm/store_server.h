@@ -1,4 +1,4 @@
-// The store at which the ranks of a run meet, served by rank 0: keys and values, and every rank's sign of life.
+// The store at which the ranks of a run meet, hosted by rank 0: keys and values, and every rank's heartbeat.
 #pragma once
 
 #include <atomic>
@@ -11,10 +11,10 @@
 
 namespace unsloth::comm {
 
-/// One thread, which looks up no names. Whoever does not prove within `handshake_time` that it is a rank of this run
+/// One thread, which looks up no names. A peer that does not prove in `handshake_time` that it is a rank of this run
 /// (that it knows the secret, where there is one) is dropped, and of those that have not yet, the oldest when there are
 /// more than `most_strangers`; until then each has the memory of a handshake. A rank that does not read its replies is
-/// not read from. What a rank writes as its sign of life nobody else can.
+/// not read from. Only a rank itself can write its heartbeat.
 class StoreServer {
   public:
     struct Settings {
@@ -33,11 +33,11 @@ class StoreServer {
     StoreServer& operator=(const StoreServer&) = delete;
 
     int port() const { return port_; }
-    /// Whether a rank but the one that serves has a connection.
+    /// Whether any rank but the one that hosts the store has a connection.
     bool others_connected() const { return others_connected_; }
 
   private:
-    /// A connection: a stranger's (`hello`, `proof`) or a rank's.
+    /// A connection: an unauthenticated peer's (`hello`, `proof`) or a rank's.
     struct Peer {
         Socket socket;
         enum class Stage { hello, proof, rank, gone } stage = Stage::hello;

@@ -1,7 +1,7 @@
 // What goes over a connection between a rank and the ranks' store. First both prove that they know the run's secret
 // (without one: that they are ranks of the same run), then come requests and replies as frames. Between machines every
 // frame carries MACs over its number, its head and its content, under keys of this connection and direction; within one
-// machine nobody but root reaches into a connection, and the proofs suffice. Numbers are little-endian.
+// machine only root can reach into a connection, and the proofs suffice. Numbers are little-endian.
 #pragma once
 
 #include <memory>
@@ -49,7 +49,7 @@ enum class Op : uint8_t {
     get,     ///< key: the value as soon as it is there, `absent` after wait_ms without it
     add,     ///< key, int64: the sum, int64
     remove,  ///< key: nothing
-    signs,   ///< this rank's sign of life: those of all ranks, each behind its uint32 size
+    signs,   ///< this rank's heartbeat: those of all ranks, each after its uint32 size
     done,    ///< a reply
     absent,  ///< a reply
 };
@@ -90,7 +90,7 @@ class FrameReader {
 
     /// Where the next bytes belong; never empty.
     std::span<uint8_t> room();
-    /// So many came; true: the frame is whole. Garbled when it is none. Memory grows with what came.
+    /// `count` bytes came; true: the frame is whole. Garbled when it is none. Memory grows with what came.
     bool filled(std::size_t count);
     bool whole() const { return stage_ == Stage::whole; }
     const Head& head() const { return head_; }

@@ -1,4 +1,4 @@
-// What `prune` holds beside the model while it measures, as part of what it plans.
+// What `prune` holds in addition to the model while it measures, as part of what it plans.
 #pragma once
 
 #include "commands/calibration_rows.h"
@@ -17,7 +17,7 @@ struct MeasuringMemory {
 MeasuringMemory measuring_memory(const engine_api::CalibrationRequest& request, const spec::ModelSpec& spec,
                                  const CalibrationRows& rows, spec::DType compute);
 
-/// The passes over all batches, planned with what is held beside them. Reads no weights. runtime Error
+/// The passes over all batches, planned with what else is held meanwhile. Reads no weights. runtime Error
 /// "memory.host-plan-too-large" where the streams do not fit and those of fewer tokens would, naming how many; others
 /// as placement::require_memory().
 session::PassesPlan plan_measuring(const config::LoadedConfig& loaded, const session::OpenedModel& opened,

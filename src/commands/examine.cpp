@@ -156,7 +156,7 @@ double rate(void* to, const void* from, std::size_t bytes) {
     return static_cast<double>(bytes) / 1e9 / train::seconds_since(start);
 }
 
-/// Page-locked memory, which checkpoints and offloading need, and its rate to the device and back.
+/// Pinned memory, which checkpoints and offloading need, and its rate to the device and back.
 void try_pinned_memory(engine_api::DeviceReport& report) {
     void *host = nullptr, *device = nullptr;
     const cudaError_t refused = cudaHostAlloc(&host, pinned_bytes, cudaHostAllocDefault);

@@ -278,7 +278,7 @@ std::vector<model::ModelPlan> Forecast::stages(int64_t rows, int64_t length) con
         const spec::Stage stage{rank, shape.ranks, cut};
         const std::size_t layers = stage.layers(whole.spec().num_layers).size();
         if (stage.first()) of_first = layers;
-        // With no more layers than the first stage, and fewer micro-batches under way, it takes no more than that.
+        // With no more layers than the first stage, and fewer micro-batches in flight, it takes no more than that.
         if (!stage.first() && !stage.last() && layers <= of_first) continue;
         model::LoadRequest request = whole.request();
         request.pp = model::Pipeline(nullptr, stage, shape);

@@ -32,8 +32,8 @@ Target target_of(const engine_api::PlanRequest& request, const config::Config& c
 /// The checkpoint, or as much of it as says what it is: a config.json, or the name of a known shape.
 std::shared_ptr<const formats::WeightFile> open_or_describe(const config::Config& config);
 
-/// With the numbers that a run of this model would take where they are left to it (auto), told in the log. Rows are not
-/// read: max_steps bounds what a rank holds; without it 32 stands for it.
+/// With the numbers that a run of this model would choose where they are left to it (auto); logs them. Rows are not
+/// read: max_steps bounds what a rank holds; without it 32 is assumed.
 config::LoadedConfig with_auto_values(config::LoadedConfig loaded, const spec::ModelSpec& spec, int64_t gpus);
 
 /// What a run takes.
@@ -79,7 +79,7 @@ class Forecast {
 
     /// With what the configuration leaves to the program: that is chosen once and for all.
     Estimate choose();
-    /// Whether the most thrifty of what the configuration leaves open fits.
+    /// Whether the configuration fits with the smallest memory use among the choices that it leaves open.
     bool can_hold(int64_t rows, int64_t length) const;
     /// Of a GPU; no step can take less: one that keeps everything and has room for that, with passes of any size that a
     /// run may choose.

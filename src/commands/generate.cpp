@@ -299,7 +299,7 @@ void run_generate(const config::LoadedConfig& given, const engine_api::GenerateR
         loaded, opened, sizes.pass_tokens, sizes.rows, sizes.rows,
         /*fewest_tokens=*/1, sizes.cache, request.adapters, {}, {sizes.patches, sizes.image_room});
     generate::DecoderOptions options;
-    if (!request.chat && !request.stream) options.prefill_tokens = sizes.pass_tokens;  // nobody reads along
+    if (!request.chat && !request.stream) options.prefill_tokens = sizes.pass_tokens;  // no one reads along
     generate::Decoder decoder(*model.ctx, *model.model, options);
     const Reading reading(request, encoder, tokenizer, opened.file->spec);
     if (request.chat) {

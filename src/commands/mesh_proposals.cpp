@@ -15,7 +15,7 @@ constexpr double worth_other_passes = 0.03;  // of a time: the rows that were gi
 
 using config::OptimizerPlace;
 
-/// All meshes of so many GPUs, plain ones first. What does not go together is left to the run's own refusals.
+/// All meshes of `gpus` GPUs, plain ones first. The run itself refuses combinations that are not supported.
 std::vector<config::DistributedOptions> all_meshes(const config::Config& config, int64_t gpus) {
     const bool full = config.lora.finetuning_type == config::FinetuningType::full;
     std::vector<std::pair<int64_t, OptimizerPlace>> holdings = {{0, OptimizerPlace::device}};

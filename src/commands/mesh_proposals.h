@@ -16,7 +16,7 @@ struct Proposal {
     std::string flags;  ///< that make the configuration this one; empty: none
 };
 
-/// Whether the configuration leaves the mesh open: none of its sizes is given, and nothing says what lies on which GPU.
+/// Whether the configuration leaves the mesh open: none of its sizes is given, and nothing says what is on which GPU.
 bool leaves_mesh_open(const config::LoadedConfig& loaded);
 
 /// The meshes with which a step takes least time of those that fit, at most `most`, the fastest first: all products of

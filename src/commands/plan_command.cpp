@@ -72,7 +72,7 @@ std::string describe_own(const model::ModelPlan& plan) {
     return planner::describe_keep(own);
 }
 
-/// Of the layers whose weights do not lie on the GPUs.
+/// Describes the layers whose weights are not on the GPUs.
 std::string elsewhere(const model::ModelPlan& plan) {
     const std::vector<spec::LayerPlan>& layers = plan.request().run.layers;
     const auto count = std::count_if(layers.begin(), layers.end(), [](const spec::LayerPlan& layer) {

@@ -73,7 +73,7 @@ std::vector<RowLoss> losses_of_rows(train::Trainer& trainer, int64_t step) {
     return losses;
 }
 
-/// The configuration of the anomaly's run, to go on from its newest whole checkpoint before the step.
+/// The configuration of the anomaly's run, to resume from its newest complete checkpoint before the step.
 config::LoadedConfig config_of(const fs::path& run, const train::Anomaly& anomaly, const std::string& device) {
     const fs::path file = run / "run_config.json";
     if (!fs::exists(file))

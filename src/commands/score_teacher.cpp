@@ -23,14 +23,14 @@ std::span<const std::byte> bytes_of(const Value* values, std::size_t count) {
     return {reinterpret_cast<const std::byte*>(values), count * sizeof(Value)};
 }
 
-/// A file under way.
+/// A file that is being written.
 class Writer {
   public:
     Writer(const std::string& path, const std::vector<data::Dataset>& sets, int64_t k,
            formats::SafetensorsWriter::Metadata metadata)
         : k_(k), writer_(path, declare(sets, k), std::move(metadata)) {}
 
-    /// A chunk's likeliest tokens, and what all others have together, of logits divided by the temperature.
+    /// Adds a chunk's top-k tokens, and the mass of all others together, from logits divided by the temperature.
     void add(const at::Tensor& logits_CV, double temperature) {
         constexpr int64_t rows_at_a_time = 64;  // fp32 copies of them
         for (int64_t first = 0; first < logits_CV.size(0); first += rows_at_a_time) {

@@ -8,7 +8,7 @@ namespace {
 
 constexpr const char* allocator_option = "hardware.allocator";
 
-/// A run's own buffers are a few large blocks that last; what the presets change is what lies between and beside them.
+/// A run's own buffers are a few large blocks that last; the presets change how the other, shorter-lived blocks fit in.
 Json preset(const std::string& name) {
     if (name == "throughput") return {{"backend", "native"}, {"expandable_segments", false}};
     // One segment that grows, without gaps between segments and without rounding them up to 20 MiB.

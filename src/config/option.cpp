@@ -111,7 +111,7 @@ bool has_type(const Option& option, const Json& value) {
             return is_integer(value);
         case OptionType::number:
             return is_finite_number(value);
-        // Absent is null, so that "" is always a mistake.
+        // Absent is null, so that "" is always an error.
         case OptionType::text:
             return value.is_string() && !(option.nullable && value.get<std::string>().empty());
         case OptionType::choice:

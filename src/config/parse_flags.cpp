@@ -99,7 +99,7 @@ class FlagReader {
     }
 
     void read_unknown(const Flag& flag) {
-        // What follows is its value, and no mistake of its own.
+        // What follows is its value, and no error of its own.
         const auto text = flag.value ? flag.value
                           : next_ < arguments_.size() && !is_flag(arguments_[next_])
                               ? std::optional(arguments_[next_++])

@@ -158,7 +158,7 @@ std::string help_of_options(const OptionSet& options) {
 }
 
 std::string help_of_most_used(const OptionSet& options) {
-    constexpr std::size_t words_column = 44;  // behind the longest name
+    constexpr std::size_t words_column = 44;  // after the longest name
     std::string text;
     for (const Option& option : options.options()) {
         if (option.brief.empty()) continue;

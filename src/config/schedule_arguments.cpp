@@ -70,7 +70,7 @@ class Arguments {
                                                 ", expected ", expected));
     }
 
-    /// Usage error for arguments that nobody asked for.
+    /// Usage error for arguments that the schedule does not have.
     void finish() const {
         if (pairs_.empty()) return;
         const std::string& unknown = pairs_.front().first;

@@ -35,7 +35,7 @@ FileLock::FileLock(Folder folder, std::string name, Owner owner, After after, co
             return;
         }
         if (!wait_for_lock(file.get(), LOCK_EX, what, told)) return;
-        if (!folder_.has(name_, file.get())) continue;  // whoever held it removed it: the next one is another file
+        if (!folder_.has(name_, file.get())) continue;  // its holder removed it: the next one is another file
         file_ = std::move(file);
         return;
     }

@@ -31,7 +31,7 @@ std::string reason() {
                 "Is this the right file?");
 }
 
-/// Whether the path stands for what this process was started with: to wait for that was its caller's wish. A FIFO in
+/// Whether the path is a descriptor that this process was started with: its caller wished to wait for that. A FIFO in
 /// somebody's folder is another matter.
 bool is_inherited(const std::filesystem::path& path) {
     const std::string text = path.string();

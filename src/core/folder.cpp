@@ -23,13 +23,13 @@ namespace fs = std::filesystem;
 
 constexpr const char* planted_advice =
     "Somebody else may have put it there. Look at it and remove it, or choose another folder.";
-constexpr int deepest = 32;  // of what this program makes, nothing lies deeper
+constexpr int deepest = 32;  // this program makes nothing deeper
 
 std::string shown(const fs::path& folder) {
     return folder.empty() ? "." : folder.string();
 }
 
-/// Whether nobody but this user, root and the owner of the folder can have made what is there.
+/// Whether only this user, root or the owner of the folder can have made what is there.
 bool is_trusted(uid_t owner, int folder) {
     struct stat holder{};
     return owner == ::geteuid() || owner == 0 || (::fstat(folder, &holder) == 0 && owner == holder.st_uid);
@@ -71,7 +71,7 @@ void require_trusted_link(const struct stat& link, int folder, const std::string
                 planted_advice);
 }
 
-/// What was made just now is nobody else's, whatever a network file system calls its owner.
+/// What was made just now is this user's, whatever owner a network file system reports.
 void require_own(const Entry& entry, Owner owner, int folder, const std::string& name) {
     const uid_t uid = entry.status.st_uid;
     const bool ours = owner == Owner::anyone || entry.is_new || is_trusted(uid, folder);
@@ -131,7 +131,7 @@ bool remove_in(int folder, const char* name, int depth) {
 /// How a way is taken.
 struct Folder::Way {
     bool makes = false;
-    bool own = false;  ///< folders that this program keeps: no links, and of nobody else
+    bool own = false;  ///< folders that this program keeps: no links, and of no other user
     Owner owner = Owner::ours;
 };
 

@@ -67,8 +67,8 @@ class Inspection : public nlohmann::json_sax<Json> {
     std::vector<std::unordered_set<std::string>> keys_;  ///< of the objects and lists that are open
 };
 
-/// The same of a text whose keys may repeat. Looking closer costs a fifth of the parser's time; few texts have so many
-/// brackets or strings at all.
+/// The same of a text whose keys may repeat. The full inspection costs a fifth of the parser's time; few texts have
+/// enough brackets or strings to need it.
 template <class Json>
 void inspect_fast(std::string_view text, const JsonRules& rules) {
     const auto count = [&](char c) { return static_cast<int64_t>(std::count(text.begin(), text.end(), c)); };

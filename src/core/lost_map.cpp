@@ -88,7 +88,7 @@ void say(std::string_view text) {
 
 void on_bus_error(int, siginfo_t* info, void*) {
     const Watched::Entry* const map = info->si_code == BUS_ADRERR ? map_at(info->si_addr) : nullptr;
-    if (map == nullptr) {  // nobody's file: it ends the process once this returns
+    if (map == nullptr) {  // not in a mapped file: it ends the process once this returns
         ::signal(SIGBUS, SIG_DFL);
         ::raise(SIGBUS);
         return;

@@ -34,7 +34,7 @@ bool use_numa_nodes(void* data, std::size_t bytes, const std::set<int>& nodes) {
     constexpr int bits = 8 * sizeof(unsigned long);
     std::vector<unsigned long> mask(static_cast<std::size_t>(*nodes.rbegin() / bits) + 1, 0);
     for (const int node : nodes) mask[static_cast<std::size_t>(node / bits)] |= 1UL << (node % bits);
-    // The kernel reads one bit less than it is told.
+    // The kernel reads one bit less than the size that it gets.
     return ::syscall(SYS_mbind, data, bytes, nodes.size() == 1 ? mpol_preferred : mpol_interleave, mask.data(),
                      mask.size() * bits + 1, 0) == 0;
 }

@@ -60,7 +60,7 @@ Descriptor open_to_read(const std::filesystem::path& path) {
 Descriptor open_own_file(const Folder& folder, const std::string& name, int flags, Owner owner) {
     const int careful = O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY;
     const mode_t mode = owner == Owner::ours ? 0644 : 0666;
-    // What was made just now is nobody else's, whatever a network file system calls its owner.
+    // What was made just now is this user's, whatever owner a network file system reports.
     if ((flags & O_CREAT) != 0) {
         Descriptor made(::openat(folder.fd(), name.c_str(), flags | O_EXCL | careful, mode));
         if (made.open() || errno != EEXIST) return made;
@@ -69,7 +69,7 @@ Descriptor open_own_file(const Folder& folder, const std::string& name, int flag
     struct stat status{};
     if (!file.open()) {
         const int reason = errno;
-        // A link is ELOOP, a FIFO that nobody reads or a socket ENXIO, a folder that is to be written EISDIR.
+        // A link is ELOOP, a FIFO without a reader or a socket ENXIO, a folder that is to be written EISDIR.
         const bool in_the_way = reason == ELOOP || reason == ENXIO || reason == EISDIR;
         if (const auto entry = in_the_way ? folder.look(name) : std::nullopt; entry && !S_ISREG(entry->st_mode))
             refuse_planted(folder / name, cat("is ", kind_of(entry->st_mode)));

@@ -12,7 +12,7 @@ namespace {
 namespace fs = std::filesystem;
 
 std::vector<std::string> names_in(const fs::path& folder) {
-    constexpr std::size_t most = 10'000;  // of a folder with more nobody waits for the listing
+    constexpr std::size_t most = 10'000;  // a larger folder takes too long to list
     std::vector<std::string> names;
     std::error_code failure;
     for (fs::directory_iterator entry(folder.empty() ? "." : folder, failure), end;

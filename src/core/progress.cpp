@@ -62,7 +62,7 @@ std::string progress_line(double share, const std::vector<ProgressField>& fields
     return line;
 }
 
-/// All lines of the process. Between before() and after() of a message nobody else draws.
+/// All lines of the process. Between before() and after() of a message no other thread draws.
 class StatusLines final : public log::Decoration {
   public:
     static StatusLines& all() {

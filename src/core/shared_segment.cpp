@@ -33,7 +33,7 @@ Descriptor open_link(const fs::path& link) {
     return Descriptor(::open(link.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
 }
 
-/// Memory that this user's process made, and that nobody can cut short.
+/// Memory that this user's process made, and that no process can shrink.
 bool is_own_segment(int fd, struct stat& found) {
     return ::fstat(fd, &found) == 0 && S_ISREG(found.st_mode) && found.st_uid == ::geteuid() &&
            (::fcntl(fd, F_GET_SEALS) & F_SEAL_SHRINK) != 0;
@@ -69,7 +69,7 @@ std::unique_ptr<SharedSegment> SharedSegment::make(std::size_t bytes, const std:
     const int number = segment->fd_.get();
     if (::fchmod(number, S_IRUSR | S_IWUSR) != 0) refuse("fchmod");
     if (::ftruncate(number, static_cast<off_t>(segment->bytes_)) != 0) refuse("ftruncate");
-    // Nobody can cut it short under the others.
+    // No process can shrink it under the others.
     if (::fcntl(number, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) refuse("F_ADD_SEALS");
     if (!segment->map()) refuse("mmap");
     segment->header().mark = mark;

@@ -16,8 +16,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Where a folder that the user named is to be: behind links, and absolute, without a slash at the end, which would
-/// have no name to add to. The folders above it are made.
+/// Where a folder that the user named is to be: with links resolved, and absolute. No slash is at the end, since that
+/// would leave no name to add to. The folders above it are made.
 Place made_place(const fs::path& path) {
     constexpr int most_links = 40;  // as Linux
     fs::path whole = fs::absolute(path);

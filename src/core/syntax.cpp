@@ -19,7 +19,7 @@ bool is_digit(char c) {
     return std::isdigit(static_cast<unsigned char>(c)) != 0;
 }
 
-/// Reads JSON for its mistakes alone, without recursion. Ends by throwing a SyntaxMistake, or at the end of the text.
+/// Reads JSON only for its errors, without recursion. Ends by throwing a SyntaxMistake, or at the end of the text.
 class JsonProof {
   public:
     JsonProof(std::string_view text, bool comments, bool unique_keys)

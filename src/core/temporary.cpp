@@ -103,8 +103,8 @@ void Temporary::make_folder() {
     refuse("something removes it again and again");
 }
 
-/// False when somebody took it for abandoned before it was marked: he has it, or has removed it. Where the file system
-/// has no locks nobody can take it for abandoned either.
+/// False when another process took it for abandoned before it was marked: that one has it, or has removed it. Where the
+/// file system has no locks, no process can take it for abandoned either.
 bool Temporary::claim() {
     if (::flock(file_.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) return false;
     return folder().has(name_, file_.get());

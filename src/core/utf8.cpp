@@ -23,7 +23,7 @@ Sequence sequence_at(std::string_view text) {
                                : lead >= 0xF0 && lead <= 0xF4 ? 4
                                                               : 0;
     if (length == 0) return {1, false};
-    // The second byte's range excludes overlong forms, surrogates and what lies above U+10FFFF.
+    // The second byte's range excludes overlong forms, surrogates and code points above U+10FFFF.
     const unsigned char low = lead == 0xE0 ? 0xA0 : lead == 0xF0 ? 0x90 : 0x80;
     const unsigned char high = lead == 0xED ? 0x9F : lead == 0xF4 ? 0x8F : 0xBF;
     for (std::size_t i = 1; i < length; ++i) {

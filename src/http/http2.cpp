@@ -153,7 +153,7 @@ int Http2::frame_received(const nghttp2_frame& frame) {
     return 0;
 }
 
-/// nghttp2 limits the client's own resets. This limits those that the client's mistakes cause (CVE-2025-8671).
+/// nghttp2 limits the client's own resets. This limits those that the client's errors cause (CVE-2025-8671).
 void Http2::count_mistake() {
     const std::chrono::duration<double> since = Clock::now() - std::exchange(mistake_, Clock::now());
     mistakes_left_ = std::min<double>(mistakes_left_ + since.count() * resets_per_second, reset_burst) - 1;

@@ -15,7 +15,7 @@ namespace unsloth::http {
 constexpr uint32_t stream_window = 1 << 20;
 constexpr int32_t connection_window = 4 << 20;
 constexpr size_t most_fields_h2 = 256;
-/// Streams that one client makes the connection reset, by its own RST_STREAM or by a mistake: at once, and a second
+/// Streams that one client makes the connection reset, by its own RST_STREAM or by an error: at once, and a second
 /// after that.
 constexpr uint64_t reset_burst = 1000, resets_per_second = 33;
 

@@ -3,7 +3,7 @@
 //   snapshots/COMMIT/    links to them under the names that they have in the repository
 //   refs/REVISION        the commit that a branch or tag meant when it was last asked for
 //   trees/COMMIT.json    the list of the repository's files
-// and .locks/ beside these folders.
+// and .locks/ next to these folders.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +31,7 @@ using Tree = std::map<std::string, RemoteFile>;  ///< by path
 
 std::vector<std::string> names_of(const Tree& tree);
 
-/// Whether `text` is so many hexadecimal digits in lower case.
+/// Whether `text` is `digits` hexadecimal digits in lower case.
 bool is_hash(const std::string& text, std::size_t digits);
 /// Whether a path of a repository stays in the folder that it is put into.
 bool is_safe_path(const std::string& path);

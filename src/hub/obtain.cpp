@@ -25,7 +25,7 @@ std::string command_of(const Repository& repository) {
                repository.revision == "main" ? "" : " --revision " + repository.revision);
 }
 
-/// What a snapshot holds of a repository, whose list of files is not known.
+/// The files that a snapshot has of a repository, whose list of files is not known.
 std::vector<std::string> listing(const fs::path& folder) {
     std::vector<std::string> names;
     for (const auto& entry : fs::recursive_directory_iterator(folder))
@@ -34,7 +34,7 @@ std::vector<std::string> listing(const fs::path& folder) {
     return names;
 }
 
-/// Taken for want of better: a snapshot of which nobody knows whether it is whole.
+/// Taken when nothing better is there: a snapshot that may be incomplete.
 std::optional<fs::path> part_of(const Request& request, const fs::path& cache, const std::string& why) {
     const CachedRepository repository(cache, request.repository);
     const auto commit = repository.commit(request.repository.revision);

@@ -76,7 +76,7 @@ void import_adapter(Importer& importer) {
     import_modules(importer, "lora_target_modules", targets, "lora_modules_to_save");
 }
 
-/// Rows are never padded; other tokens than the folder's change what is learnt.
+/// Rows are never padded; other tokens than the folder's change the labels.
 void import_special_tokens(Importer& importer) {
     const Json tokens = importer.take("special_tokens").value_or(nullptr), model = importer.look("base_model");
     if (tokens.is_null() || tokens.empty()) return;
@@ -170,7 +170,7 @@ void import_axolotl_policy(Importer& importer, const std::string& rl) {
         if (importer.take(key)) importer.note(key, "has no effect: it serves another rl");
 }
 
-/// What is learnt; rl of the file, or nothing where rows are learnt as they are.
+/// The objective: `rl` of the file, or nothing where rows are trained on as they are.
 std::string import_objective(Importer& importer) {
     std::string rl = importer.take_text("rl").value_or("");
     if (rl == "grpo" || rl == "gdpo") return import_axolotl_policy(importer, rl), "grpo";
@@ -207,7 +207,7 @@ std::string import_objective(Importer& importer) {
     return rl;
 }
 
-/// axolotl cuts documents into pieces, and leaves out other rows that are too long unless it is told otherwise.
+/// axolotl by default cuts documents into pieces, and drops other rows that are too long.
 void import_long_rows(Importer& importer, const std::string& key, const std::vector<ImportedSource>& sources) {
     const auto texts = static_cast<std::size_t>(std::count_if(
         sources.begin(), sources.end(), [](const auto& source) { return source.format == DataFormat::text; }));

@@ -13,7 +13,7 @@ namespace {
 /// A data set, field by field.
 class AxolotlSource {
   public:
-    /// `rl`: of the file; empty: rows are learnt as they are.
+    /// `rl`: of the file; empty: rows are trained on as they are.
     AxolotlSource(Importer& importer, std::string key, Json fields, std::string rl)
         : importer_(importer), key_(std::move(key)), fields_(std::move(fields)), rl_(std::move(rl)) {}
 

@@ -8,7 +8,7 @@
 
 namespace unsloth::import {
 
-/// The entry `key` ("datasets[0]") of a list. `rl`: of the file; empty: rows are learnt as they are. Without a path
+/// The entry `key` ("datasets[0]") of a list. `rl`: of the file; empty: rows are trained on as they are. Without a path
 /// where the entry says none.
 ImportedSource read_axolotl_source(Importer& importer, const std::string& key, const Json& entry,
                                    const std::string& rl);

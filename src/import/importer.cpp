@@ -249,7 +249,7 @@ void set_sources(Importer& importer, const std::string& key, const std::vector<I
     };
     if (sources.empty()) return;
     const ImportedSource& first = sources.front();
-    // What all have in common holds for evaluation rows too.
+    // What all sources share applies to evaluation rows too.
     const auto alike = [&](const auto& what) {
         return std::all_of(sources.begin(), sources.end(), [&](const auto& one) { return what(one) == what(first); });
     };

@@ -32,7 +32,7 @@ class Importer {
     /// Makes the members of an object fields of their own: "trl.beta" of {"trl": {"beta": …}}.
     void spread(const std::string& key);
 
-    /// What that program does when nobody says anything; before all else.
+    /// Sets that program's default; call it before all else.
     void set_default(const std::string& option, const Json& value);
     /// For `key`, which is carried over by it; where the option refuses the value, that is a loss. Of a list of names
     /// those that the option does not know are lost, and the others are carried over.
@@ -41,7 +41,7 @@ class Importer {
     /// For a field that was dealt with without an option.
     void note(const std::string& key, const std::string& text);
     void lose(const std::string& key, const std::string& why);
-    /// The same where the same is learnt without it.
+    /// The same for a field without which the training is the same.
     void leave(const std::string& key, const std::string& why);
     /// The same for a field that the program does not have.
     void lose_unknown(const std::string& key);
@@ -95,8 +95,8 @@ bool set_evaluation_sources(Importer& importer, const std::string& key, const st
 
 // Groups of fields that transformers' TrainingArguments have, and that all three programs pass on.
 
-/// bf16 and fp16 (also bfloat16, float16). `absent`: the type where the file says nothing of them; `neither`: where it
-/// switches them off. Empty: the checkpoint's own type, which is told.
+/// bf16 and fp16 (also bfloat16, float16). `absent`: the type where the file does not mention them; `neither`: where it
+/// switches them off. Empty: the checkpoint's own type, which is logged.
 void import_precision(Importer& importer, const char* absent, const char* neither);
 /// warmup_steps (below 1 a share) and warmup_ratio.
 void import_warmup(Importer& importer);

@@ -11,7 +11,7 @@
 namespace unsloth::import {
 namespace {
 
-/// dataset_info.json, which says what a data set's name stands for; null where there is none.
+/// dataset_info.json, which says what a data set's name means; null where there is none.
 Json data_set_list(const Importer& importer, const std::string& folder) {
     const auto file = importer.find_file(std::filesystem::path(folder) / "dataset_info.json");
     return file.empty() ? Json(nullptr) : config::read_tree(file);
@@ -97,7 +97,7 @@ class LlamaFactorySource {
         return known;
     }
 
-    /// Columns by their names. What rows have beside these LLaMA-Factory does not read.
+    /// Columns by their names. LLaMA-Factory does not read other columns.
     void read_columns() {
         const bool says = entry_.contains("columns") && entry_["columns"].is_object();
         Json columns = says ? entry_["columns"] : Json::object();
@@ -162,7 +162,7 @@ class LlamaFactorySource {
     std::string key_;
     const Json& entry_;
     std::string stage_;
-    DataFormat form_ = DataFormat::alpaca;  ///< of its rows, whatever is learnt of them
+    DataFormat form_ = DataFormat::alpaca;  ///< of its rows, for any objective
     ImportedSource source_;
 };
 
@@ -206,7 +206,7 @@ void import_mixture(Importer& importer, std::vector<ImportedSource>& sources) {
     }
 }
 
-/// Where images lie, and how large they may be.
+/// The folder of the images, and their largest size.
 void import_images(Importer& importer, const std::vector<ImportedSource>& sources) {
     const bool any = std::any_of(sources.begin(), sources.end(), [](const auto& source) { return source.has_images; });
     const auto folder = importer.take_text("media_dir");

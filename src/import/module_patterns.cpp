@@ -9,7 +9,7 @@
 namespace unsloth::import {
 namespace {
 
-/// Where layers lie: in a model of texts, and in two kinds that see pictures too.
+/// Where layers are: in a model of texts, and in two kinds that see pictures too.
 constexpr const char* trunks[] = {"model.layers.", "model.language_model.layers.", "language_model.model.layers.",
                                   "base_model.model.model.layers."};
 constexpr int layers = 64;

@@ -187,7 +187,7 @@ class PolicyImporter {
         for (std::size_t i = 0; i < names.size(); ++i) {
             Json reward = reward_of(names[i]);
             if (reward.is_null()) continue;
-            if (reward.is_string()) {  // two of one name are told apart by their modules
+            if (reward.is_string()) {  // two of one name are distinguished by their modules
                 const std::string text = reward;
                 if (!functions.insert(text.substr(text.rfind(':') + 1)).second)
                     reward = {{"py", text}, {"name", shown(names[i])}};

@@ -1,4 +1,4 @@
-// What FSDP and DeepSpeed shard over ranks. None of it changes what is learnt, so that nothing here is a loss.
+// What FSDP and DeepSpeed shard over ranks. None of it changes the training result, so that nothing here is a loss.
 #include <algorithm>
 #include <map>
 #include <sstream>

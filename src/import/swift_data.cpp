@@ -1,4 +1,4 @@
-// Rows of ms-swift: data sets with their samples, columns and shares, and what of a row is learnt.
+// Rows of ms-swift: data sets with their samples, columns and shares, and which parts of a row are labels.
 #include <algorithm>
 #include <cctype>
 #include <sstream>
@@ -138,7 +138,7 @@ bool import_swift_sources(Importer& importer, const std::string& method) {
     return named || (splits && importer.config().data.val_size > 0);
 }
 
-/// Rows are drawn anew by the data set and by the loader there; GRPO reads the first alone.
+/// Both the data set and the loader shuffle rows there; GRPO reads the data set's setting alone.
 void import_swift_order(Importer& importer, const std::string& method) {
     const Json of_set = importer.take("dataset_shuffle").value_or(true);
     const Json of_loader = importer.take("train_dataloader_shuffle").value_or(true);
@@ -189,7 +189,7 @@ void import_swift_packing(Importer& importer, const std::string& method) {
                       on && method.empty() ? "is model.max_seq_length" : "has no effect: it is for packing");
 }
 
-/// Names with + between: which answers are learnt, and tokens that are not.
+/// Names with + between: which answers are labels, and tokens that are not.
 void import_swift_targets(Importer& importer, const std::string& method) {
     const auto given = importer.take_text("loss_scale");
     if (!given) return;

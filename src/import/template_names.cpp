@@ -20,7 +20,7 @@ constexpr const char* phi_35 =
     "'<|end|>\\n' }}{% elif message['role'] == 'assistant' %}{{ '<|assistant|>\\n' + message['content'] + "
     "'<|end|>\\n' }}{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% endif %}";
 
-/// The turns of axolotl's qwen3, for texts. Labels leave out the empty thought of a last answer, as they do there.
+/// The turns of axolotl's qwen3, for texts. Labels omit the empty thought of a last answer, as they do there.
 constexpr const char* qwen3 = R"({%- set ns = namespace(last=messages|length - 1, found=false) -%}
 {%- for m in messages[::-1] -%}
   {%- if not ns.found and m.role == 'user' -%}

@@ -169,7 +169,7 @@ void import_length(Importer& importer, bool unsloth) {
     importer.set("max_seq_length", "model.max_seq_length", nullptr);
 }
 
-/// SFTTrainer learns all of a conversation unless it is told otherwise.
+/// By default SFTTrainer trains on all tokens of a conversation.
 void import_targets_of_conversations(Importer& importer) {
     if (importer.config().training.objective != Objective::sft) return;
     if (importer.look("assistant_only_loss") == true || !importer.look("completion_only_loss").is_null()) return;
@@ -192,7 +192,7 @@ std::vector<std::string> names_in(const Json& value) {
     return names;
 }
 
-/// DPOConfig's: formulas and their weights. Of ours is one alone, and one beside the chosen answers' own loss.
+/// DPOConfig's formulas and their weights. We support one formula alone, or one plus the chosen answers' own loss.
 void import_dpo_loss(Importer& importer) {
     const Json said = importer.look("loss_type"), weights = importer.take("loss_weights").value_or(nullptr);
     std::vector<std::string> types = importer.take_names("loss_type");
@@ -219,7 +219,7 @@ void import_dpo_loss(Importer& importer) {
                                           "preference.rpo_alpha next to it"));
 }
 
-/// CPOConfig's: DPO's losses without a reference, beside the chosen answers' own.
+/// CPOConfig's: DPO's losses without a reference, plus the chosen answers' own loss.
 void import_cpo_loss(Importer& importer, const std::string& by_default) {
     const Json said = importer.look("loss_type");
     const std::vector<std::string> types = importer.take_names("loss_type");

@@ -1,4 +1,4 @@
-// The parts of a decision that requests and rows have in common.
+// The parts of a decision that requests and rows share.
 #pragma once
 
 #include <nlohmann/json.hpp>

@@ -1,4 +1,4 @@
-// Rows that decisions are learnt from, and the prompt of a question.
+// Rows that decisions are trained on, and the prompt of a question.
 #include <cmath>
 #include <set>
 

@@ -32,7 +32,7 @@ std::string found(const Json& value);
 double number_of(const Json& value, const std::string& name);
 int64_t whole_of(const Json& value, const std::string& name);
 std::vector<int32_t> ids_of(const Json& value, const std::string& name, int64_t vocab_size);
-/// Refuses what is no object, and members beside `keys` unless they are null or options.accept_unknown says so.
+/// Refuses what is no object, and members not in `keys` unless they are null or options.accept_unknown says so.
 void allow_only(const Json& object, std::initializer_list<std::string_view> keys, const std::string& name,
                 const ParseOptions& options = {});
 /// The parsed body, an object. 400 for what is no JSON, nests too deep or is another type.

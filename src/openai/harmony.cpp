@@ -26,7 +26,7 @@ Part any_text() {
 
 }  // namespace
 
-/// The recipient stands behind the channel, as models write it; templates write it in front.
+/// Models write the recipient after the channel; templates write it in front.
 grammar::Pattern harmony_calls(const std::vector<Tool>& tools, const ToolChoice& choice) {
     grammar::Pattern pattern;
     for (const Tool& tool : tools) {

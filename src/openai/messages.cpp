@@ -127,7 +127,7 @@ void check_calls(const Json& calls, const std::string& name, const ParseOptions&
     }
 }
 
-/// Beside role and content. What the API has and no template writes must say nothing.
+/// Checks the members other than role and content. Members that the API has and no template writes must be empty.
 void check_members(const Json& message, const std::string& name, const ParseOptions& options) {
     const bool is_assistant = message["role"] == "assistant";
     if (const Json type = message.value("type", Json()); !type.is_null() && type != "text" && type != "message")

@@ -77,7 +77,7 @@ struct Service::Constrained {
 
 namespace {
 
-/// What a harmony answer must look like, behind what the model thinks; nullopt: it is free.
+/// The form of a harmony answer after the model's reasoning; nullopt: it is free.
 std::optional<grammar::Pattern> harmony_pattern(const AnswerRequest& request) {
     std::optional<grammar::Pattern> pattern = request.pattern;
     const bool must_call = request.tool_choice.is_constrained();

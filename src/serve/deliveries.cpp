@@ -67,7 +67,7 @@ void Engine::Deliveries::deliver(Delivery& one) {
         if (!to.is_stopped) so_far.stop = std::move(one.end->stop);
         return to.receiver->ended(to.sequence, so_far);
     }
-    if (to.is_stopped) return;  // tokens that were under way
+    if (to.is_stopped) return;  // tokens that were in flight
     so_far.ids.push_back(one.id);
     so_far.logprobs.push_back(one.logprob);
     if (!one.top.empty()) so_far.top.push_back(std::move(one.top));

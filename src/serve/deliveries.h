@@ -47,7 +47,7 @@ class Engine::Deliveries {
     Deliveries(const Deliveries&) = delete;
     Deliveries& operator=(const Deliveries&) = delete;
 
-    /// In order. Waits where the receivers are many passes behind.
+    /// In order. Waits where the receivers lag by many passes.
     void post(std::vector<Delivery> some);
 
   private:

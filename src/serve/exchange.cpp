@@ -49,7 +49,7 @@ const EncodedPrompt& Exchange::prompt_of(std::size_t sequence) const {
     return prompts_[sequence / static_cast<std::size_t>(request_.n)];
 }
 
-/// A completion goes on inside a text: the space that decoders drop in front of a first word belongs to it.
+/// A completion continues a text: the space that decoders drop in front of a first word belongs to it.
 bool Exchange::has_lead(const std::string& text, const std::vector<int32_t>& ids) const {
     return !request_.is_chat && !ids.empty() && !text.empty() && text.front() != ' ' &&
            !tokenizer_.is_special(ids.front()) && openai::text_of_token(tokenizer_, ids.front()).bytes.starts_with(' ');

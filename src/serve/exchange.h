@@ -1,4 +1,4 @@
-// A request for completions under way: from its sequences' tokens to texts, which its answer's writer gets.
+// A running request for completions: from its sequences' tokens to texts, which its answer's writer gets.
 #pragma once
 
 #include <atomic>

@@ -1,4 +1,4 @@
-// A request for token ids under way: what vLLM's engine answers.
+// A running request for token ids: what vLLM's engine answers.
 #pragma once
 
 #include <memory>

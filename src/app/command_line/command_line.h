@@ -122,7 +122,7 @@ enum class ExportType { automatic, f32, f16, bf16, q8_0, q4_0, mxfp4, q4_k_m, q5
 /// `model` or `adapter` is given, or both.
 struct ExportRequest {
     ExportFormat format = ExportFormat::gguf;
-    std::string model;      ///< as model.path; beside an adapter its base: empty then means as adapter_config.json says
+    std::string model;      ///< as model.path; with an adapter its base: empty then means as adapter_config.json says
     std::string adapter;    ///< PEFT folder; empty: the model is exported
     std::string out;        ///< file to write; never empty
     std::string tokenizer;  ///< folder; empty: the model's own
@@ -158,7 +158,7 @@ struct InitRequest {
     int64_t layers = 0;       ///< how many instead of the shape's; 0: the shape's
     std::string out;          ///< the folder to write; never empty
     InitQuantize quantize = InitQuantize::none;
-    std::string tokenizer;  ///< folder whose tokenizer files are copied beside the weights; empty: none
+    std::string tokenizer;  ///< folder whose tokenizer files are copied to the weights' folder; empty: none
     int64_t seed = 3407;
     spec::DType dtype = spec::DType::bf16;  ///< of the weights that stay unquantised
 };

@@ -1,4 +1,4 @@
-// The command line of `launch`: its own options, and behind them the command line of every rank.
+// The command line of `launch`: its own options, followed by the command line of every rank.
 #pragma once
 
 #include <string>
@@ -9,7 +9,7 @@
 namespace unsloth::app {
 
 /// Fills line.launch and, from the ranks' configuration, line.log_level. Usage Error for what either part of the line
-/// has wrong, so that a mistake is said once and not by every rank.
+/// has wrong, so that an error is reported once and not by every rank.
 void read_launch(const CommandInfo& command, const std::vector<std::string>& arguments, CommandLine& line);
 
 }  // namespace unsloth::app

@@ -29,13 +29,13 @@ void replace_words(std::string& text, const std::string& word, const std::string
     }
 }
 
-/// Where a path that goes on here ends. Names of folders may have spaces and brackets; a little more of a line that is
-/// lost is no harm.
+/// Where a path that continues here ends. Folder names may have spaces and brackets; losing a little more of a line
+/// does no harm.
 std::size_t end_of_path(const std::string& text, std::size_t at) {
     return std::min(text.find_first_of("\t\n:;'\"", at), text.size());
 }
 
-/// The folder with what stands below it, which may name a project or a client.
+/// Replaces the folder and the path below it, which may name a project or a client.
 void replace_paths(std::string& text, const std::string& folder) {
     if (folder.size() < 2) return;  // "/" names no user
     for (std::size_t at = 0; (at = text.find(folder, at)) != std::string::npos; ++at) {
@@ -48,7 +48,7 @@ void replace_paths(std::string& text, const std::string& folder) {
 
 constexpr const char* folders_of_homes[] = {"/home/", "/Users/"};
 
-/// What stands in folders that have a folder for each user.
+/// Replaces the paths below folders that have a subfolder for each user.
 void replace_homes(std::string& text) {
     for (const std::string homes : folders_of_homes)
         for (std::size_t at = 0; (at = text.find(homes, at)) != std::string::npos; at += homes.size()) {

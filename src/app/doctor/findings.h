@@ -31,7 +31,7 @@ std::vector<Finding> check_libraries(const config::Config& config);
 /// Sums over all visible GPUs of this machine, by ranks that are started as a run's: whether they end, are right, and
 /// their rate.
 std::vector<Finding> check_sums(const config::Config& config);
-/// The operators on every device against their formulas, page-locked memory, peer access, clocks and ECC meanwhile.
+/// The operators on every device against their formulas, pinned memory, peer access, clocks and ECC meanwhile.
 std::vector<Finding> check_kernels(const config::Config& config);
 /// Variables that change what the libraries do.
 std::vector<Finding> check_environment(const config::Config& config);

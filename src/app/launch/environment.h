@@ -29,7 +29,7 @@ std::vector<std::string> rank_environment(const std::vector<std::string>& inheri
 /// This process' environment.
 std::vector<std::string> own_environment();
 
-/// A socket that listens at some port of 127.0.0.1, which is nobody else's from then on; non-blocking. runtime Error
+/// A socket that listens at some port of 127.0.0.1 and keeps that port from then on; non-blocking. runtime Error
 /// when there is none.
 Descriptor listen_on_loopback();
 int port_of(const Descriptor& listening);

@@ -13,7 +13,7 @@ void LineCutter::write(std::string_view line, std::string& out) const {
 void LineCutter::feed(std::string_view bytes, std::string& out) {
     while (!bytes.empty()) {
         const std::size_t room = longest_ - partial_.size();
-        const std::size_t end = bytes.substr(0, room + 1).find('\n');  // a full line's end may come right behind it
+        const std::size_t end = bytes.substr(0, room + 1).find('\n');  // a full line's end may follow directly
         if (end != std::string_view::npos) {
             partial_ += bytes.substr(0, end);
             bytes.remove_prefix(end + 1);

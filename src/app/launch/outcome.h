@@ -18,7 +18,7 @@ struct RankEnd {
     bool stopped_by_us =
         false;  ///< by a signal that was forwarded, after a deadline, or when the user asked a second time
     AwakeClock::time_point when;
-    bool stuck = false;  ///< killed: it gave no sign of life, or did not end in time after another one's loss
+    bool stuck = false;  ///< killed: it sent no heartbeat, or did not end in time after another one's loss
 };
 
 /// Whether this is no failure: finished, or stopped in order (130, 143) after a signal.

@@ -18,7 +18,7 @@ class Outlet {
     int fd() const { return fd_; }
     void put(std::string_view bytes);
     bool waiting() const { return !queue_.empty(); }
-    /// So much waits that nobody should add to it: the ranks then wait for the reader, as they would without a
+    /// The queue is too long to add to: the ranks then wait for the reader, as they would without a
     /// launcher.
     bool full() const { return queue_.size() >= (std::size_t{4} << 20); }
     /// Call when poll() says that the descriptor can be written.

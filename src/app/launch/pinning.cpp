@@ -36,7 +36,7 @@ bool prefer_memory_of(int node) {
     constexpr int bits = 8 * sizeof(unsigned long);
     std::vector<unsigned long> mask(static_cast<std::size_t>(node / bits) + 1, 0);
     mask.back() = 1UL << (node % bits);
-    // The kernel reads one bit less than it is told.
+    // The kernel reads one bit less than the size that it gets.
     return ::syscall(SYS_set_mempolicy, mpol_preferred, mask.data(), mask.size() * bits + 1) == 0;
 }
 

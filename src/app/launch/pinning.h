@@ -1,4 +1,4 @@
-// Keeping a rank on the NUMA node of its GPU: its threads beside it, its pages first there.
+// Keeping a rank on the NUMA node of its GPU: its threads run there, and its pages are allocated there first.
 #pragma once
 
 #include <filesystem>
@@ -15,7 +15,7 @@ struct Pin {
 };
 
 /// What /sys says about the GPU at this PCI address ("" is unknown). A machine with one node, a GPU without node, and a
-/// node none of whose CPUs are in `allowed` give no pin. `root` stands before /sys.
+/// node none of whose CPUs are in `allowed` give no pin. `root` is put in front of /sys.
 Pin plan_pin(const std::string& pci, const CpuList& allowed, const std::filesystem::path& root = "/");
 
 /// Sets the calling thread's CPUs and preferred memory node for its lifetime, so that a process that is started

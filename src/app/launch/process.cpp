@@ -22,7 +22,7 @@ std::vector<char*> pointers(const std::vector<std::string>& words) {
     return all;
 }
 
-/// What the child needs, made before the fork: behind it only calls that are safe in a signal handler are allowed.
+/// What the child needs, made before the fork: after it only calls that are safe in a signal handler are allowed.
 struct ChildPlan {
     const char* path;
     char* const* arguments;
@@ -90,7 +90,7 @@ RunningProcess start_process(const Program& program, Output output, const sigset
         throw Error("process.system-call", cat("cannot start a process: ", std::strerror(errno)),
                     "ulimit -u, or the control group's pids.max, may be too low.");
     if (process.pid == 0) become(plan);
-    ::setpgid(process.pid, process.pid);  // whoever comes first; then a signal to the group never misses it
+    ::setpgid(process.pid, process.pid);  // whichever process is first; a signal to the group never misses it
     failures.write.close();
     int reason = 0;
     ssize_t got;

@@ -21,7 +21,7 @@ struct Program {
     std::string path;                      ///< with a slash, or looked up in PATH
     std::vector<std::string> arguments;    ///< argv, with the program's name
     std::vector<std::string> environment;  ///< "NAME=value"
-    std::vector<int> kept;                 ///< descriptors that it inherits beside the standard ones
+    std::vector<int> kept;                 ///< descriptors that it inherits in addition to the standard ones
 };
 
 struct Pipe {

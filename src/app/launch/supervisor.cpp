@@ -179,7 +179,7 @@ void Supervisor::hear(const std::string& line) {
     if (std::from_chars(line.data() + lost.size(), end, number).ptr == end) end_lost(number);
 }
 
-/// What does not show a sign of life does not save anything within a grace. The others, which may wait for it within
+/// A rank without heartbeats does not save anything within a grace period. The others, which may wait for it within
 /// a driver, have a deadline also where it is another machine's.
 void Supervisor::end_lost(int number) {
     lost_ = true;
@@ -269,7 +269,7 @@ void Supervisor::note_end(Rank& rank, RankEnd end) {
     const bool as_asked = end.signal != 0 && end.signal == asked_;
     end.stuck = end.signal == SIGKILL && (rank.lost || (lost_ && killed_));
     end.stopped_by_us = escalated || as_asked || rank.lost;
-    // Not buried yet, so the group's number is nobody else's: what a failed rank started must not keep its GPU.
+    // Not reaped yet, so no other group has this number: what a failed rank started must not keep its GPU.
     if (!in_order(end) && (!as_asked || escalated)) ::kill(-rank.pid, SIGKILL);
     ::waitpid(rank.pid, nullptr, 0);
     rank.state = as_asked && !escalated ? Rank::State::orphans : Rank::State::ended;
@@ -324,7 +324,7 @@ void Supervisor::leave_ranks() {
     }
 }
 
-// To the groups: a rank behind a shell script is reached too.
+// To the groups: a rank that a shell script started is reached too.
 void Supervisor::signal_ranks(int signal) {
     for (const Rank& rank : ranks_)
         if (rank.state != Rank::State::ended) ::kill(-rank.pid, signal);

@@ -41,7 +41,7 @@ struct SupervisorOptions {
     std::chrono::milliseconds until_kill{10000};  ///< from there to SIGKILL
     /// Both, as long as the ranks have done no step: there is nothing to save.
     std::chrono::milliseconds early_grace{1500};
-    /// From the first request to stop to SIGKILL: for the step under way, and for saving.
+    /// From the first request to stop to SIGKILL: for the current step, and for saving.
     std::chrono::milliseconds until_stopped{49000};
     /// From the loss of a rank to SIGKILL for the others, which end by themselves before (comm/monitor.h).
     std::chrono::milliseconds after_loss{12000};
@@ -59,8 +59,8 @@ class Supervisor {
     /// A rank that start_process() has started. `shown`: its lines go out with `prefix`; otherwise the last of stderr
     /// are kept.
     void add(int rank, RunningProcess process, const std::string& prefix, bool shown);
-    /// The end of a pipe into which the ranks write lines: "step" after the first one, "lost N" when rank N gives no
-    /// sign of life. Without it steps are taken to go on from the start.
+    /// The end of a pipe into which the ranks write lines: "step" after the first one, "lost N" when rank N sends no
+    /// heartbeats. Without it, steps are assumed to run from the start.
     void listen(Descriptor ranks);
     /// Until all ranks have ended, or do not end even by SIGKILL. May be called again after further add()s.
     std::vector<RankEnd> run();

@@ -26,7 +26,7 @@ struct NvmlReport {
     std::string library;        ///< the file that was opened; empty: there is none
     std::string problem;        ///< why the library or its GPUs cannot be used; empty: nothing
     std::string driver;         ///< "580.65.06"
-    int cuda = 0;               ///< newest CUDA that the driver serves: 13000 for 13.0; 0: unknown
+    int cuda = 0;               ///< newest CUDA that the driver supports: 13000 for 13.0; 0: unknown
     std::vector<NvmlGpu> gpus;  ///< by PCI address
     /// How GPU i reaches GPU j, [i][j]: "NVLink", or as nvidia-smi writes it PIX, PXB, PHB, NODE, SYS; "?" where it is
     /// not known.

@@ -33,7 +33,7 @@ config::Objective objective_of(config::DataFormat format) {
     return format == config::DataFormat::decision ? config::Objective::decision : config::Objective::sft;
 }
 
-/// Rows {prompt, completion, label}, of KTO, whose completions are not all to be learnt; nothing where rows have no
+/// Rows {prompt, completion, label}, of KTO, not all of whose completions are targets; nothing where rows have no
 /// label. Leaves the objective as the rows are loaded with.
 template <class Load>
 std::optional<data::Dataset> judged_rows(config::Config& config, const Load& load) {
@@ -47,12 +47,12 @@ std::optional<data::Dataset> judged_rows(config::Config& config, const Load& loa
     return std::nullopt;
 }
 
-/// The length that so many percent of the rows do not exceed.
+/// The length that `percent` percent of the rows do not exceed.
 int64_t percentile(const std::vector<int64_t>& sorted, std::size_t percent) {
     return sorted[std::min(sorted.size() - 1, sorted.size() * percent / 100)];
 }
 
-/// The split beside train that rows to evaluate on are usually in; empty: there is none.
+/// The split, other than train, that usually has the rows to evaluate on; empty: there is none.
 std::string find_eval_split(const std::string& path) {
     std::error_code ignored;
     if (fs::is_regular_file(path, ignored)) return "";

@@ -27,8 +27,8 @@ struct RowFacts {
     std::string format;
     config::Objective objective = config::Objective::sft;  ///< that such rows are for
     int64_t rows = 0;
-    int64_t skipped = 0;                       ///< beside these: rows that leave nothing to train on
-    std::string eval_split;                    ///< that the files have beside train, for evaluations; empty: none
+    int64_t skipped = 0;                       ///< not in `rows`: rows that leave nothing to train on
+    std::string eval_split;                    ///< that the files have, other than train, for evaluations; empty: none
     int64_t median = 0, p99 = 0, longest = 0;  ///< tokens of a row, or of a pair's longer half
     bool alpaca = false;
     bool augmented = false;             ///< copies are among them, so none can be held out

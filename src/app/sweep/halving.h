@@ -1,5 +1,5 @@
 // Successive halving (Jamieson and Talwalkar, "Non-stochastic Best Arm Identification", AISTATS 2016), with eta 2:
-// after each comparison half of the trials go on, and take twice the steps.
+// after each comparison half of the trials continue, and take twice the steps.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@ namespace unsloth::app {
 /// alone reaches: of eight 1/8, 1/4, 1/2, 1.
 std::vector<double> halving_shares(std::size_t trials);
 
-/// How many of `trials` go on after a comparison: half, rounded up.
+/// How many of `trials` continue after a comparison: half, rounded up.
 constexpr std::size_t halved(std::size_t trials) {
     return (trials + 1) / 2;
 }

@@ -56,8 +56,8 @@ bool is_begun(const report::Sweep& sweep) {
     return std::any_of(sweep.trials.begin(), sweep.trials.end(), [](auto& trial) { return !trial.scores.empty(); });
 }
 
-/// What the folder holds of the planned sweep; nullopt: nothing that is worth keeping. usage Error for what is not of
-/// it.
+/// The folder's record of the planned sweep; nullopt: nothing that is worth keeping. usage Error for content that is
+/// not part of it.
 std::optional<report::Sweep> record_of(const fs::path& root, const report::Sweep& planned) {
     constexpr const char* advice =
         "Choose another training.output_dir, or say training.overwrite_output_dir true, which removes it.";

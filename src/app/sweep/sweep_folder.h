@@ -14,7 +14,7 @@ class SweepFolder {
   public:
     explicit SweepFolder(std::filesystem::path root) : root_(std::move(root)) {}
 
-    /// The record to go on with: `planned`, or what an earlier command left of the same sweep. Makes the folder, and
+    /// The record to resume with: `planned`, or what an earlier command left of the same sweep. Makes the folder, and
     /// holds that of its trials for this process from here on. usage Error where another process has it, and where the
     /// folder holds another sweep or a run; with `overwrite` those are removed instead.
     report::Sweep open(report::Sweep planned, bool overwrite);

@@ -10,7 +10,7 @@
 
 namespace unsloth::hub {
 
-/// The hub that requests go to, and the token that goes with them.
+/// The hub that requests are sent to, and the token that they carry.
 struct Access {
     std::string endpoint;  ///< HF_ENDPOINT, without a slash at its end
     std::string token;     ///< HF_TOKEN, or what `hf auth login` left; empty: none

@@ -22,7 +22,7 @@ struct Job {
 /// Bytes of the file that an earlier download left.
 int64_t left_of(const CachedRepository& cached, const RemoteFile& file);
 
-/// Gets the file unless its blob is there, goes on where an earlier download broke off, checks size and hash, and links
+/// Gets the file unless its blob is there, resumes where an earlier download broke off, checks size and hash, and links
 /// it into the snapshot. Errors as obtain(). Returns early, without the file, when stopped.
 void download_file(Http& http, const Job& job, const std::string& name, const RemoteFile& file);
 

@@ -55,7 +55,7 @@ class Http {
     /// Sends a text of the media type `type`, and asks for an answer of this type where `accept` is set. Neither this
     /// nor put() follows redirects: what is sent goes to this host alone.
     Reply post(const std::string& url, const std::string& body, const char* type, bool accept = false);
-    /// Sends bytes, which stay where they are until it returns. `sent` is told how many went out since its last call.
+    /// Sends bytes, which stay where they are until it returns. `sent` gets how many went out since its last call.
     Reply put(const std::string& url, std::span<const std::byte> bytes, const std::function<void(int64_t)>& sent);
 
     /// A part of an address, escaped.
