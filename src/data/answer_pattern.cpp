@@ -26,7 +26,7 @@ PCRE2_SPTR units(const std::string& text) {
     return reinterpret_cast<PCRE2_SPTR>(text.data());
 }
 
-/// Called at each item of the pattern that is reached: the only count that goes on over several searches.
+/// Called at each pattern item that the matcher reaches: the only count that carries over from one search to the next.
 int count_step(pcre2_callout_block*, void* steps) {
     return ++*static_cast<uint32_t*>(steps) > most_steps ? PCRE2_ERROR_MATCHLIMIT : 0;
 }
@@ -76,7 +76,7 @@ AnswerPattern::Found AnswerPattern::find_last(const std::string& text) const {
         const std::size_t group = groups > 1 && at[2] != PCRE2_UNSET ? 2 : 0;
         found.text = text.substr(at[group], at[group + 1] - at[group]);
         const std::size_t next = std::max<std::size_t>(at[1], from);
-        from = next + (at[0] == at[1] || next == from ? 1 : 0);  // behind what is empty, too
+        from = next + (at[0] == at[1] || next == from ? 1 : 0);  // also past an empty match
         while (from < text.size() && (static_cast<unsigned char>(text[from]) & 0xC0) == 0x80) ++from;
     }
     return found;

@@ -259,7 +259,7 @@ class Augmenter {
         const auto seed = static_cast<uint64_t>(config_.training.seed);
         std::set<NamedTexts> written{original};
         const auto write = [&](std::size_t way, const NamedTexts& texts, Json provenance) {
-            // A back-translation need not bring all texts: what it leaves out stays.
+            // A back-translation may omit some texts: those keep their original value.
             Json copy = row.columns;
             set_texts(copy, fields_, texts);
             const bool is_new = written.insert(texts_of(copy, fields_)).second;

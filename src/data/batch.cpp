@@ -29,7 +29,7 @@ void begin_segment(Batch& batch, const Segment& segment, std::size_t first, cons
                    sample.labels[static_cast<std::size_t>(segment.begin)]);
 }
 
-/// Segments lie one after another, so a row's tokens keep their order in the batch.
+/// Segments follow one another, so a row's tokens keep their order in the batch.
 void append_images(Batch& batch, const Sample& sample, std::size_t first) {
     const std::size_t T = sample.ids.size();
     UNSLOTH_CHECK(sample.axes.empty() || sample.axes.size() == 3 * T, "row ", sample.row, ": ", sample.axes.size(),

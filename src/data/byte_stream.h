@@ -31,7 +31,7 @@ class TextWindow {
     /// Valid until the next call of grow().
     std::string_view rest() const { return std::string_view(buffer_).substr(begin_); }
     void skip(std::size_t count) { begin_ += count; }
-    /// Reads another block behind the rest; false at the end of the stream.
+    /// Reads another block and appends it to the rest; false at the end of the stream.
     bool grow();
 
   private:

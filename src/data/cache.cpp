@@ -47,7 +47,7 @@ int64_t total_bytes(const std::vector<SourceFiles>& sources) {
     int64_t bytes = 0;
     for (const SourceFiles& source : sources)
         for (const fs::path& file : source.files) {
-            std::error_code missing;  // said in better words by whoever opens it
+            std::error_code missing;  // the code that opens the file reports it in better words
             const auto size = fs::file_size(file, missing);
             if (!missing) bytes += static_cast<int64_t>(size);
         }

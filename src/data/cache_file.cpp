@@ -16,7 +16,7 @@ namespace {
 
 constexpr char magic[8] = {'U', 'N', 'S', 'L', 'R', 'O', 'W', '2'};
 
-/// At the front of a file; behind it the words, the records from a multiple of 8 on, and the report as JSON.
+/// The start of a file. The words follow, then the records at a multiple of 8, then the report as JSON.
 struct Header {
     char mark[8];
     uint64_t words, records, report_bytes;
@@ -107,7 +107,7 @@ int64_t least_words(const RowRecord& row) {
     return length + labels + row.words_behind_labels();
 }
 
-/// Whether a record's numbers agree, and its row lies within the file's words.
+/// Whether a record's numbers are consistent, and its row is within the file's words.
 bool is_sound(const RowRecord& row, std::size_t words) {
     const auto upto_length = [&](int32_t count, int32_t least) { return count >= least && count <= row.length; };
     const auto end = static_cast<int64_t>(words);
@@ -184,7 +184,7 @@ void CacheWriter::finish(const LoadReport& report) {
     header.tail_hash = hash_of({records, text});
     header.own_hash = header_hash(header);
     file_.write_at(std::as_bytes(std::span(&header, 1)), 0);
-    (void)::flock(use_.get(), LOCK_SH);  // as CacheFileUse: nobody may drive the file out before it is opened
+    (void)::flock(use_.get(), LOCK_SH);  // as CacheFileUse: no process may remove the file before it is opened
     file_.finish();
 }
 

@@ -133,7 +133,7 @@ std::string cache_key(const std::vector<SourceFiles>& sources, const DatasetOpti
     add_options(key, static_cast<const LoadOptions&>(options));
     for (const SourceFiles& source : sources) {
         add_source(key, source, folder);
-        if (options.vision)  // images are looked for beside the files
+        if (options.vision)  // images are looked for next to the files
             for (const fs::path& file : source.files) key.add_field(fs::absolute(file).parent_path().string());
     }
     (void)must_work, (void)least_bytes, (void)max_bytes;

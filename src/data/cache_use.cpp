@@ -38,7 +38,7 @@ std::optional<CacheFileUse> CacheFileUse::begin(const fs::path& path) {
     const Place place = place_of(path);
     Descriptor file = open_own_file(place.folder, place.name, O_RDONLY);
     if (!file.open()) return std::nullopt;
-    // Whoever removes a file holds it for a moment only, and for a file that was removed the inode tells.
+    // A process that removes a file holds it for a moment only. The inode shows whether the file was removed.
     bool told = false;
     wait_for_lock(file.get(), LOCK_SH, cat("holds ", path.string()), told);
     if (!place.folder.has(place.name, file.get())) return std::nullopt;

@@ -34,8 +34,8 @@ struct HashMemo {
 /// Nothing when there is none, or it is not of this form.
 std::optional<HashMemo> read_memo(const std::filesystem::path& memo);
 
-/// Removes from a cache's folder what killed processes left, locks and files half written that nobody holds, and hashes
-/// of files that are gone or have changed.
+/// Removes from a cache's folder what killed processes left: locks and partly written files that no process holds. Also
+/// removes hashes of files that are gone or have changed.
 void remove_leftovers(const std::filesystem::path& folder);
 
 /// Removes files of rows and of values kept of them (*.rows, *.values) from a cache's folder, those that were used

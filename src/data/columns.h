@@ -14,9 +14,9 @@ namespace unsloth::data {
 /// "id, text", or "none".
 std::string column_list(const nlohmann::ordered_json& row);
 /// The place of a value that its file's format holds and JSON does not; `what` it is, as a noun. No check on a value's
-/// type takes it, and shown() says what it is.
+/// type accepts it, and shown() says what it is.
 nlohmann::ordered_json unread(const std::string& what);
-/// BadRow when a column of the row is such a place: for whoever uses all columns.
+/// BadRow when a column of the row is such a place: for callers that use all columns.
 void refuse_unread(const nlohmann::ordered_json& row);
 /// A value as it may stand in an error message: short, whatever the row holds.
 std::string shown(const nlohmann::ordered_json& value);

@@ -11,12 +11,12 @@ namespace {
 /// Attention is fastest where all chunks have as many tokens, a multiple of this (ops/attention_chunks.h).
 constexpr int64_t chunk_step = 128;
 
-/// Tokens of a segment, by which they grow where it is filled up.
+/// The token count of a padded segment is a multiple of this.
 int64_t filled_step(int ranks) {
     return 2 * ranks * chunk_step;
 }
-/// Segments of so many tokens are filled up: at most a thirty-second of their chunks' 4096, and all in the last of
-/// them.
+/// Segments of at least this many tokens are padded: by at most 1/32 of their chunks' 4096 tokens, and all in the last
+/// chunk.
 int64_t filled_from(int ranks) {
     return 2 * ranks * std::max<int64_t>(32 * chunk_step, filled_step(ranks));
 }
@@ -25,8 +25,8 @@ int64_t filled(int64_t tokens, int ranks) {
     return tokens < filled_from(ranks) ? tokens : (tokens + step - 1) / step * step;
 }
 
-/// A segment's chunks, two a rank. Of a long one all have room for as many tokens, of which the last one's are not all
-/// the segment's. Else those of more tokens come first, so that the ranks' sums differ by one at most.
+/// A segment's chunks, two per rank. In a padded segment all chunks have room for equally many tokens, and the last one
+/// holds the padding. Otherwise larger chunks come first, so that the ranks' sums differ by at most one.
 class Chunks {
   public:
     Chunks(int32_t begin, int32_t end, int ranks) : begin_(begin), end_(end), ranks_(ranks) {
@@ -101,7 +101,7 @@ class Slicer {
         for (int32_t t = chunks.begin(chunk); t < chunks.begin(chunk + 1); ++t)
             add_token(static_cast<std::size_t>(t), whole_.targets_T[static_cast<std::size_t>(t)]);
         for (int32_t t = chunks.size(chunk); t < chunks.room(chunk);
-             ++t)  // behind all others, which do not attend to it
+             ++t)  // after all others, which do not attend to it
             add_token(static_cast<std::size_t>(chunks.begin(chunk + 1) - 1), ignore_label);
         for (int before = 0; before <= chunk; ++before) {
             const int rank = chunks.rank_of(before);

@@ -64,7 +64,7 @@ bool has_image_place(const Json& content) {
     return content.is_array() && std::any_of(content.begin(), content.end(), is_image_place);
 }
 
-/// A string, or the texts of an array of {"type": "text", "text"} joined; places of images are passed over.
+/// A string, or the joined texts of an array of {"type": "text", "text"}; image placeholders are skipped.
 std::string content_text(const Json& content, const std::string& where) {
     if (!content.is_array()) return as_string(content, where);
     std::string text;
@@ -80,7 +80,7 @@ std::string content_text(const Json& content, const std::string& where) {
     return text;
 }
 
-/// What says whether a message is learnt, in OpenAI's rows and those of other programs.
+/// Keys that say whether a message is trained, in OpenAI's rows and those of other programs.
 constexpr const char* loss_flags[] = {"weight", "loss", "loss_mask", "trainable", "train", "training"};
 
 /// Whether a template may read more of a message than role and content: reasoning, names, …
@@ -93,7 +93,7 @@ bool says_more(const Json& message) {
     return false;
 }
 
-/// Whether a message is learnt; nothing where no flag says so.
+/// Whether a message is trained; nothing if no flag says so.
 std::optional<bool> read_flags(const Json& message, const std::string& role, const std::string& where) {
     std::optional<bool> learnt;
     const char* said_by = nullptr;
@@ -137,8 +137,8 @@ bool calls_tools(const Json& message, const std::string& where) {
     return !calls->empty();
 }
 
-/// Refuses a name that means a role which the template has another name for: ShareGPT's gpt, or User. A template that
-/// writes whatever role there is would make a turn of it that nobody trains.
+/// Refuses a name for a role that the template calls by another name: ShareGPT's gpt, or User. A template that
+/// writes every role as given would make an untrained turn of it.
 void check_role(const std::string& role, const std::string& where, const ReadsColumn& reads) {
     for (const char* const usual : {"user", "assistant", "system", "tool"})
         if (role == usual) return;
@@ -191,7 +191,7 @@ class Builder {
         for (const Json& message : messages) add(message, cat(column, "[", &message - &messages.front(), "]"));
     }
 
-    /// What a template needs beside roles and contents. `messages` is an array of all that were added, `own` are the
+    /// What a template needs in addition to roles and contents. `messages` is an array of all added messages, `own` the
     /// columns that they came from.
     void keep_row(const Json& row, const Json& messages, const std::vector<std::string_view>& own) {
         Conversation& conversation = result_.conversation;

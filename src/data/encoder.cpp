@@ -164,7 +164,7 @@ class TokenizerEncoder : public RowEncoder {
     tokenizer::ChatTemplate chat_template_;
     bool alpaca_prompts_;        ///< the user named this form of instructions
     bool named_;                 ///< the user named the template of conversations
-    bool guessed_;               ///< nobody did, and the model has none
+    bool guessed_;               ///< the user named none, and the model has none
     bool passes_over_template_;  ///< the model has one, which Alpaca rows do not go through
 };
 

@@ -181,7 +181,7 @@ void RowFormatter::require_encoder() const {
                      "All rows of a file are of one form."};
 }
 
-/// A row {prompt, completion} of which the completion is learnt.
+/// A row {prompt, completion} whose completion is trained.
 FormattedRow RowFormatter::answer(const Json& row, const std::filesystem::path& folder) const {
     if (has_image_places(row)) return with_images(row, folder);
     const Json& completion = required(row, "completion", format_);
@@ -272,7 +272,7 @@ EncodedRow RowFormatter::encode_prompt_completion(const Json& row, std::vector<b
     return ids;
 }
 
-/// `learnt`: of each trained span whether it is learnt after all; empty: all.
+/// `learnt`: whether each trained span still counts for the loss; empty: all do.
 EncodedRow RowFormatter::encode_conversation(WeightedConversation row, std::vector<bool>& learnt) const {
     const Conversation& conversation = row.conversation;
     EncodedRow ids =

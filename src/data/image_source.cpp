@@ -18,7 +18,7 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
-/// The bytes of a base64 text; white space in it, and missing padding, are passed over.
+/// The bytes of a base64 text; white space and missing padding are ignored.
 std::optional<std::string> from_base64(std::string_view text) {
     static const std::array<int8_t, 256> values = [] {
         std::array<int8_t, 256> table;

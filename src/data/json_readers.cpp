@@ -77,7 +77,7 @@ class JsonArray : public RowReader {
         refuse("an element is larger than 64 MiB: is a closing bracket or quote missing?");
     }
 
-    /// Skips white space and gives the byte behind it; 0 at the end of the file, which is an error unless `at_end`.
+    /// Skips white space and returns the next byte; 0 at the end of the file, which is an error unless `at_end`.
     char peek(bool at_end = false) {
         for (std::size_t skipped = 0;;) {
             const std::string_view rest = window_.rest();
@@ -117,7 +117,7 @@ class JsonArray : public RowReader {
                 } else if ((c == '}' || c == ']') && depth > 0) {
                     if (--depth == 0) return at + 1;
                 } else if ((c == ',' || c == ']') && depth == 0) {
-                    return at;  // behind a number, a string or a word
+                    return at;  // after a number, a string or a word
                 }
             }
             if (static_cast<int64_t>(at) > max_row_bytes) refuse_large();

@@ -26,8 +26,8 @@ class LineReader {
   public:
     /// `name` of the file, for messages.
     LineReader(TextWindow window, std::string name) : window_(std::move(window)), name_(std::move(name)) {}
-    /// False at the end. Of a line above max_row_bytes only the length is told; it is never held as a whole. An input
-    /// Error above give_up_bytes: a file of holes has no line ends, and a device none at all.
+    /// False at the end. For a line above max_row_bytes only the length is reported; the line is never held as a whole.
+    /// An input Error above give_up_bytes: a file of holes has no line ends, and a device none at all.
     bool next(Line& line);
     /// The next line that is not blank; one above the limit is taken for such.
     bool next_filled(Line& line) {

@@ -40,7 +40,7 @@ constexpr std::array doubts = {RowDoubt::double_bos,    RowDoubt::open_end,     
                                RowDoubt::unread_system, RowDoubt::unread_history,   RowDoubt::unread_tools,
                                RowDoubt::unread_media};
 
-/// What was left out or changed, or is in doubt.
+/// What was dropped or changed, or is in doubt.
 struct Losses {
     int64_t bad = 0;
     std::vector<Rejected> first_bad;
@@ -218,7 +218,7 @@ class RowLoader {
         result.read_rows = static_cast<int64_t>(part.chunk.size());
         for (std::size_t i = 0; i < part.chunk.size(); ++i) {
             result.read_bytes += part.chunk.row(i).bytes;
-            // In a run that stops at the first bad row, the rows behind it in the chunk are not looked at.
+            // In a run that stops at the first bad row, the chunk's later rows are not looked at.
             if (!encode_row(part, part.chunk.row(i), result) && !options_.skip_bad_rows) break;
         }
         return result;

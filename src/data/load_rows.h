@@ -17,7 +17,7 @@ class RowSink {
     virtual void append(StorePart&& part) = 0;
 };
 
-/// What a load found out beside the rows.
+/// What a load found, in addition to the rows.
 struct LoadReport {
     int64_t rows = 0;  ///< in the files
     int64_t bad_rows = 0, masked_rows = 0, long_rows = 0, short_rows = 0, augmented_rows = 0;

@@ -1,5 +1,5 @@
-// The interface of libunsloth_parquet.so, which alone links Arrow's libraries: opened when the first Parquet or Arrow
-// file is met, so that nobody else pays for them. C, and no exception crosses it.
+// The interface of libunsloth_parquet.so, which alone links Arrow's libraries. It is opened for the first Parquet or
+// Arrow file, so that other runs do not pay for it. C, and no exception crosses it.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,7 @@ const char* unsloth_parquet_version(void);
 /// that need not be UTF-8.
 UnslothParquetFile* unsloth_parquet_open(const char* path, int bytes_as_text, char* error, std::size_t size);
 /// The next row as a JSON object: 1 and the text, which lives until the next call; 0 at the end; -1 on failure.
-/// Columns that cannot be written as JSON are left out, and named after the row and a zero byte, in a second object:
+/// Columns that cannot be written as JSON are omitted. A second object, after the row and a zero byte, names them:
 /// {column: what its value is, as a noun}.
 int unsloth_parquet_next(UnslothParquetFile* file, const char** text, std::size_t* length, char* error,
                          std::size_t size);

@@ -280,8 +280,8 @@ RowFormatter RowFormatter::without_bounds() const {
     return same;
 }
 
-/// As TRL did while it had max_prompt_length: where a prompt with its longest answer is too long, the prompt is cut,
-/// and then the answers to what is left beside max_prompt_length.
+/// As TRL did while it had max_prompt_length: if a prompt with its longest answer is too long, the prompt is cut to
+/// max_prompt_length, and then the answers to max_seq_length - max_prompt_length.
 void RowFormatter::shorten_prompts(std::initializer_list<FormattedRow*> answers) const {
     const auto limit = static_cast<std::size_t>(options_.max_seq_length),
                most = std::min(static_cast<std::size_t>(options_.max_prompt_length), limit > 0 ? limit - 1 : 0);

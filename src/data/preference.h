@@ -19,10 +19,10 @@ using CommonPrompt = std::function<std::size_t(const std::string& a, const std::
 /// A row {prompt?, chosen, rejected}, or one of the other usual forms: ShareGPT's turns {from, value}; conversations or
 /// messages as the prompt; LLaMA-Factory's {instruction, input?, system?, history?, chosen, rejected} (question as
 /// instruction); OpenAI's {input: {messages, tools?}, preferred_output, non_preferred_output}. The answers are texts,
-/// lists of messages {role, content}, or lists of ids. The prompt is of the same kind, or a text beside messages; where
-/// it is absent it is what both answers begin with: the messages that are equal, the ids, or the text as
-/// `common_prompt` says. Messages of the prompt that the answers repeat are left out of them. BadRow for other forms,
-/// an answer of nothing, and where the prompt is absent for answers without anything in common, for one that begins the
+/// lists of messages {role, content}, or lists of ids. The prompt is of the same kind, or a text if these are messages.
+/// If it is absent, it is the common beginning of both answers: the messages that are equal, the ids, or the text as
+/// `common_prompt` says. Messages of the prompt that the answers repeat are dropped from them. BadRow for other forms
+/// and for empty answers. If the prompt is absent: also for answers without a common beginning, for one that begins the
 /// other, and for messages that part before an answer. A column system stays as it is.
 Pair pair_of(const nlohmann::ordered_json& row, const CommonPrompt& common_prompt);
 

@@ -30,7 +30,7 @@ TextFields text_fields(config::DataFormat format, const ColumnNames& columns, co
 /// {name, text}: "instruction", "messages[2].content".
 using NamedTexts = std::vector<std::pair<std::string, std::string>>;
 
-/// The row's texts of these fields, in order; columns that are absent or null are passed over. BadRow for columns of
+/// The row's texts of these fields, in order; columns that are absent or null are skipped. BadRow for columns of
 /// another type.
 NamedTexts texts_of(const nlohmann::ordered_json& row, const TextFields& fields);
 

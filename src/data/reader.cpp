@@ -17,7 +17,7 @@ namespace {
 constexpr std::string_view utf8_mark = "\xEF\xBB\xBF";
 constexpr std::size_t chunk_bytes = std::size_t{256} << 10;
 
-/// Kinds that are not read, told by their first bytes: {what it is, how to convert it}.
+/// Kinds that are not read, recognized by their first bytes: {what it is, how to convert it}.
 struct OtherKind {
     const char* what = nullptr;
     const char* advice = nullptr;

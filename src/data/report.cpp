@@ -55,7 +55,7 @@ std::vector<LengthBin> bins_of(const std::vector<int64_t>& sorted) {
     return bins;
 }
 
-/// The smallest length that so many percent of the rows do not exceed.
+/// The smallest length that `percent` percent of the rows do not exceed.
 int64_t percentile(const std::vector<int64_t>& sorted, int64_t percent) {
     const auto rank = (percent * static_cast<int64_t>(sorted.size()) + 99) / 100;
     return sorted[static_cast<std::size_t>(std::max<int64_t>(rank, 1) - 1)];

@@ -12,12 +12,12 @@ namespace unsloth::data {
 /// "file:line: what is wrong", and that such rows can be skipped.
 Error error_at(const RowReader& file, int64_t line, const BadRow& reason);
 
-/// Does `work` with a row of so many bytes in no more memory than a row may take, ten times its bytes and 64 MiB;
-/// BadRow beyond that.
+/// Does `work` with a row of `row_bytes` bytes in at most the memory that a row may take: ten times its bytes plus
+/// 64 MiB. BadRow beyond that.
 template <class Work>
 auto within_row_memory(int64_t row_bytes, Work&& work) {
-    // What the reader holds of the row comes on top, and what does not come from operator new: a regular expression's
-    // stack, ICU.
+    // Two things come on top: the reader's memory for the row, and memory that is not from operator new (a regular
+    // expression's stack, ICU).
     constexpr int64_t mib = int64_t{1} << 20, factor = 10, of_reader = 3, flat = 64 * mib, others = 16 * mib;
     try {
         const MemoryBudget budget((factor - of_reader) * row_bytes + flat - others);

@@ -216,7 +216,7 @@ FormattedRow RowFormatter::with_images(Json row, const std::filesystem::path& fo
     const bool learns_text = config::traits_of(options_.objective).examples == config::ExampleKind::targets;
     EncodedRow ids = learns_text ? conversation(row, learnt) : encode_prompt_completion(row, learnt);
     expand_images(ids, std::move(images), vision);
-    std::size_t answer = 0;  // earlier turns of the prompt are not learnt
+    std::size_t answer = 0;  // earlier turns of the prompt are not trained
     while (answer < learnt.size() && !learnt[answer]) ++answer;
     if (!learns_text && answer < ids.trained.size() && ids.images.back().first >= ids.trained[answer].first)
         throw BadRow{"data.wrong-objective",
@@ -227,7 +227,7 @@ FormattedRow RowFormatter::with_images(Json row, const std::filesystem::path& fo
     return encoded(std::move(ids), learnt);
 }
 
-/// Leaves out the images after the end of a row that was cut; none may be cut itself.
+/// Drops the images after the end of a row that was cut; none may be cut itself.
 void RowFormatter::cut_images(FormattedRow& row) const {
     const auto end = static_cast<int64_t>(row.ids.size());
     while (!row.images.empty() && row.images.back().first >= end) {

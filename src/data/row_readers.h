@@ -1,4 +1,4 @@
-// The kinds of files behind open_rows().
+// The kinds of files that open_rows() reads.
 #pragma once
 
 #include <filesystem>
@@ -10,7 +10,7 @@
 
 namespace unsloth::data {
 
-// Each takes a window that begins behind the byte order mark.
+// Each takes a window that begins after the byte order mark.
 std::unique_ptr<RowReader> read_json_lines(const std::filesystem::path& path, const ReaderOptions& options,
                                            TextWindow window);
 std::unique_ptr<RowReader> read_json_array(const std::filesystem::path& path, const ReaderOptions& options,

@@ -71,7 +71,7 @@ std::string marked(const std::string& text, bool trained, Marks marks) {
     return trained ? open_bracket + text + close_bracket : text;
 }
 
-/// What stands for the tokens of an image: they all are the same.
+/// The text shown for the tokens of an image: they all are the same.
 std::string image_text(const Sample& sample, const Run& run) {
     const std::size_t i = *run.image;
     const Image& image = sample.images[i];

@@ -30,7 +30,7 @@ namespace {
 namespace fs = std::filesystem;
 using Paths = std::vector<fs::path>;
 
-/// LICENSE.txt, README.txt, requirements.txt and their like, which lie beside data and are none.
+/// LICENSE.txt, README.txt, requirements.txt and similar files, which are found next to data and are none.
 bool is_about_the_folder(const fs::path& path) {
     static const std::set<std::string> words = {
         "authors", "changelog", "citation", "citations", "contributing", "copying", "copyright", "credits",
@@ -50,7 +50,7 @@ bool is_hidden(const fs::path& path) {
 bool is_data_file(const fs::path& path) {
     const std::string name = path.filename().string();
     if (is_hidden(name) || is_about_the_folder(path)) return false;
-    // What the datasets library leaves beside its files; its cache-HASH.arrow are results of its map() and filter().
+    // Files that the datasets library writes next to its data; cache-HASH.arrow are results of its map() and filter().
     if (name == "dataset_info.json" || name == "dataset_infos.json" || name == "dataset_dict.json" ||
         name == "state.json")
         return false;
@@ -135,8 +135,8 @@ Paths of_split(const Paths& files, const fs::path& root, const std::string& spli
     return held_out ? kept : files;
 }
 
-/// What is read where no split is named: train, if there is one. A pattern chose its files, so that only those of other
-/// splits are left out.
+/// What is read if no split is named: train, if there is one. If a pattern chose the files, only files of other
+/// splits are dropped.
 Paths without_split(const Paths& files, const fs::path& root, bool pattern) {
     Paths train = of_split(files, root, "train");
     if (train.empty()) return files;
@@ -171,7 +171,7 @@ void require_split(const fs::path& file, const std::string& split) {
 
 namespace {
 
-/// Where the rows of a data set on the hub lie, downloaded if need be: of its files those of the split.
+/// Where the rows of a hub data set are stored, downloaded if need be: only its files of the split.
 std::string from_hub(const hub::Repository& repository, const std::string& split) {
     const std::string& inside = repository.inside;
     const bool pattern = inside.find_first_of("*?[") != std::string::npos;
@@ -192,7 +192,7 @@ std::string from_hub(const hub::Repository& repository, const std::string& split
         for (const fs::path& file : kept) chosen.push_back(file.string());
         return chosen;
     };
-    // Whoever downloaded some files of it need not have wanted those that are wanted here.
+    // An earlier download of some of its files need not contain the files that are wanted here.
     const auto whole = [](const fs::path&) { return false; };
     try {
         return (hub::obtain({repository, choose, whole}) / inside).string();

@@ -75,7 +75,7 @@ void SourceReader::begin_source() {
     if (source_ < sources_.size()) wanted_ = wanted_rows_of(sources_[source_], options_);
 }
 
-/// Goes on to the next file of which rows are wanted; false after the last.
+/// Moves to the next file with wanted rows; false after the last.
 bool SourceReader::open_next() {
     if (reader_)
         ++file_;

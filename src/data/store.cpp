@@ -161,7 +161,7 @@ int32_t Dataset::Store::runs_at(const RowRecord& row, const int32_t* next) const
     return *next;
 }
 
-/// The labels that the runs at `next` give; returns what stands behind them.
+/// The labels that the runs at `next` give; returns the position after the runs.
 const int32_t* Dataset::Store::copy_runs(const RowRecord& row, const int32_t* next, Sample& sample) const {
     const int32_t runs = runs_at(row, next++);
     sample.labels.assign(sample.ids.size(), ignore_label);

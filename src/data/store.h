@@ -13,7 +13,7 @@
 
 namespace unsloth::data {
 
-/// What is known of a row without looking at its tokens. Lies in cache files as it is here.
+/// What is known of a row without looking at its tokens. Cache files store it in this layout.
 struct RowRecord {
     int64_t start = 0;       ///< of its words
     int64_t source_row = 0;  ///< row id

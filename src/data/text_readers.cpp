@@ -67,7 +67,7 @@ bool ends_in_quotes(std::string_view line, bool open, char delimiter) {
     return open;
 }
 
-/// The delimiter that stands most often in the header outside of quotes; the comma when there is none.
+/// The most frequent delimiter of the header outside of quotes; the comma when there is none.
 char find_delimiter(std::string_view header) {
     int64_t commas = 0, semicolons = 0, tabs = 0;
     bool quoted = false;

@@ -136,7 +136,7 @@ FormattedRow RowFormatter::tokenized(const Json& row) const {
     return result;
 }
 
-/// With tiles the token of images is above the ids that a model gives logits of: it is read, and never learnt.
+/// With tiles the image token is above the ids that a model gives logits for: it is read, and never trained.
 void RowFormatter::check_all_ids(FormattedRow& row, bool from_tokenizer) const {
     const bool tiles = options_.vision && !options_.vision->three_axes;
     if (tiles) std::ranges::replace(row.labels, options_.vision->image_token, ignore_label);

@@ -40,7 +40,7 @@ std::string_view fence_at(std::string_view text, std::size_t at) {
     return {};
 }
 
-/// The end of the fenced block whose first line begins at `at`: behind its closing line, or the end of the text.
+/// The end of the fenced block whose first line begins at `at`: after its closing line, or the end of the text.
 std::size_t fence_end(std::string_view text, std::size_t at, std::string_view fence) {
     for (std::size_t next = line_end(text, at); next < text.size(); next = line_end(text, next)) {
         ++next;
@@ -50,7 +50,7 @@ std::size_t fence_end(std::string_view text, std::size_t at, std::string_view fe
     return text.size();
 }
 
-/// The end of what a bracket or backquote at `at` opens, behind its other end; nothing when that is missing.
+/// The end of what a bracket or backquote at `at` opens, after its other end; nothing when that is missing.
 std::optional<std::size_t> enclosed_end(std::string_view text, std::size_t at) {
     const char open = text[at];
     const char close = open == '{' ? '}' : open == '[' ? ']' : open == '<' ? '>' : '`';

@@ -30,13 +30,13 @@ class AugmentRng {
 struct Word {
     std::size_t begin = 0, end = 0;
     std::size_t line = 0;
-    bool follows_punctuation = false;  ///< directly: an opening quote or bracket stands before it
+    bool follows_punctuation = false;  ///< directly: an opening quote or bracket precedes it
 };
 
 /// The words that may be changed: letters alone, none but the first in upper case, between white space, line ends and
-/// simple punctuation (quotes, round brackets, the marks that end clauses). What stands in code fences, between
-/// backquotes on a line, in
-/// {...}, [...] or <...> is none, nor is anything with a digit, an underscore, a hyphen or an apostrophe.
+/// simple punctuation (quotes, round brackets, the marks that end clauses). No word counts within code fences, between
+/// backquotes on a line, or in {...}, [...] or <...>. Nor does a word with a digit, an underscore, a hyphen or an
+/// apostrophe.
 std::vector<Word> free_words(std::string_view text);
 
 /// Synonyms by word, in lower case.
@@ -61,9 +61,9 @@ class Thesaurus {
 std::string with_synonyms(std::string_view text, const Thesaurus& thesaurus, double rate, AugmentRng& draws);
 /// Each free word changes places with another one of its line with probability `rate`; punctuation stays where it is.
 std::string with_swaps(std::string_view text, double rate, AugmentRng& draws);
-/// Each free word that no opening punctuation precedes goes with probability `rate`, with the blanks before it (those
-/// behind it at the beginning of a line, where a word stays that stands alone or before punctuation). One word always
-/// stays.
+/// Deletes each free word with probability `rate`, unless opening punctuation precedes it, and the blanks before it. At
+/// the beginning of a line it deletes the blanks after the word, and a word that is alone or before punctuation stays.
+/// One word always stays.
 std::string with_deletions(std::string_view text, double rate, AugmentRng& draws);
 
 }  // namespace unsloth::data

@@ -27,7 +27,7 @@ std::string advice_on_file(const fs::path& file) {
     return contents.advice.empty() ? "model.path is a model folder or a .safetensors file." : contents.advice;
 }
 
-/// weight_map of the index: tensor name to shard name. A shard lies beside its index, or nothing is read.
+/// weight_map of the index: tensor name to shard name. A shard must be next to its index, or nothing is read.
 std::map<std::string, std::string> read_weight_map(const fs::path& index) {
     const auto json = parse_json<Json>(read_file(index), index.string());
     if (!json.is_object()) throw Error("checkpoint.bad-index", cat(index.string(), ": the file must be a JSON object"));
@@ -55,14 +55,14 @@ std::map<std::string, std::string> read_weight_map(const fs::path& index) {
     return shards;
 }
 
-/// What of a repository's files a model or an adapter is made of: those at its top, for what lies below is other
-/// programs' (original/, onnx/); of several forms of the weights the one that Checkpoint::open takes.
+/// Which of a repository's files make up a model or an adapter: those at its top, because folders hold other programs'
+/// files (original/, onnx/). Of several forms of the weights: the one that Checkpoint::open takes.
 std::vector<std::string> model_files(const std::vector<std::string>& files, ModelFiles wanted) {
     const bool one_file = std::find(files.begin(), files.end(), single_file) != files.end();
     const auto is_weights = [&](const std::string& name) {
         if (wanted == ModelFiles::all_but_weights || !name.ends_with(".safetensors")) return false;
         if (name == single_file || name == adapter_file) return true;
-        return !one_file && !name.starts_with("consolidated");  // Mistral's own form, beside the usual one
+        return !one_file && !name.starts_with("consolidated");  // Mistral's own form, next to the usual one
     };
     std::vector<std::string> kept;
     for (const std::string& name : files) {
@@ -169,7 +169,7 @@ void Checkpoint::open_shards(const fs::path& index) {
     files_.reserve(shards.size());
     for (const std::string& shard : shards) {
         const fs::path path = folder_ / shard;
-        std::error_code unreadable;  // said in better words below, or by whoever opens the file
+        std::error_code unreadable;  // reported in better words below, or by the code that opens the file
         if (!fs::exists(path, unreadable))
             throw Error("model.incomplete",
                         cat(path.string(), ": this shard is missing (", index.string(), " names it)"),

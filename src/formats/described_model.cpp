@@ -30,7 +30,7 @@ struct Described {
 std::shared_ptr<const WeightFile> describe_model(spec::ModelSpec spec, std::optional<QuantizationConfig> quantization,
                                                  std::filesystem::path folder) {
     check_quantization_config(quantization, spec, (folder / "config.json").string());
-    static constexpr uint8_t no_scales = 0;  // tells nested scales from plain ones; nobody reads it
+    static constexpr uint8_t no_scales = 0;  // distinguishes nested scales from plain ones; never read
     std::vector<TensorView> views;
     std::vector<TensorSource> sources;
     for (spec::TensorRule& rule : spec::tensor_table(spec)) {

@@ -36,7 +36,7 @@ bool is_shard(std::string_view name) {
     return name.ends_with(".safetensors") && name.find("-of-") != std::string_view::npos;
 }
 
-/// What a trainer keeps to go on, which is not weights.
+/// What a trainer saves to resume, which is not weights.
 bool is_training_state(std::string_view name) {
     return is_one_of(name, {"optimizer.pt", "optimizer.bin", "scheduler.pt", "scaler.pt", "training_args.bin"}) ||
            name.starts_with("rng_state");
@@ -137,7 +137,7 @@ std::string base_of(const fs::path& folder) {
         const fs::path file = folder / "adapter_config.json";
         const auto json = parse_json<OrderedJson>(read_file(file), file.string());
         return JsonReader(json, file.string()).string("base_model_name_or_path").value_or("");
-    } catch (const Error&) {  // it serves a remark alone
+    } catch (const Error&) {  // it is used for a remark only
         return {};
     }
 }

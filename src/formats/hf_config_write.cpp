@@ -75,7 +75,7 @@ Json rope_parameters(const spec::RopeSpec& rope) {
 void write_rope(const spec::ModelSpec& spec, Json& config) {
     const Family& family = family_of(spec);
     const spec::RopeSpec& rope = spec.ropes.front();
-    config.erase("original_max_position_embeddings");  // beside the object it would win
+    config.erase("original_max_position_embeddings");  // next to the object it would win
     if (family.longrope_by_old_names && rope.original_max_position_embeddings > 0)
         config["original_max_position_embeddings"] = rope.original_max_position_embeddings;
     if (!config.contains("rope_parameters") && !family.ropes_by_layer_type) {

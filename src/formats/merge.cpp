@@ -168,7 +168,7 @@ const TensorSource* MergedModel::source_of(const spec::TensorRule& rule) const {
     return &base_.tensors.of(rule.role, id.layer);
 }
 
-/// Leaves out what pruning does. A neuron is a row of gate and up, an element of their biases, and a column of down. An
+/// Removes the pruned parts. A neuron is a row of gate and up, an element of their biases, and a column of down. An
 /// expert is a row of its layer's router, and an element of the router's bias.
 void MergedModel::cut(MergedTensor& tensor) const {
     tensor.pruning_ = pruning_;
@@ -316,7 +316,7 @@ bool in_run_config(const std::filesystem::path& adapter_folder, const std::funct
         const auto json = parse_json<OrderedJson>(read_file(path), path.string());
         const auto model = JsonReader(json, path.string()).object("model");
         return model && read(*model);
-    } catch (const Error&) {  // it only serves a remark in the log
+    } catch (const Error&) {  // it is only used for a remark in the log
         return false;
     }
 }

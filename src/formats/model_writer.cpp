@@ -96,7 +96,7 @@ class Writer {
         return type == spec::WeightType::nf4 ? Quant4Type::nf4 : Quant4Type::fp4;
     }
 
-    /// 4-bit weights that the adapter leaves alone are taken over as they lie: to quantise them again would change
+    /// 4-bit weights that the adapter does not change are copied as stored: quantizing them again would change
     /// them.
     const Quant4Weight* taken_over(const spec::TensorRule& rule) const {
         const spec::WeightType type = type_of(rule);
@@ -180,7 +180,7 @@ class Writer {
         writer.finish();
     }
 
-    /// Of other parts of the model, as they lie, or with an adapter of the tower's.
+    /// Other parts of the model, as stored, or with an adapter of the tower's.
     void write_others(const std::string& file) {
         std::vector<TensorDecl> declared;
         for (const TensorView* const other : model_.others()) {
@@ -329,8 +329,8 @@ class Writer {
         }
     }
 
-    /// What bitsandbytes' configuration can say of the types: one number of bits, and which linears are left out. Of 4
-    /// bit each weight's own state says the code.
+    /// What bitsandbytes' configuration can say of the types: one number of bits, and which linears are skipped. For
+    /// 4-bit weights each weight's own state gives the code.
     std::optional<QuantizationConfig> quantization() {
         if (std::ranges::any_of(stored_, [this](const auto& stored) { return stays_in_mxfp4(stored); }))
             return model_.base().quantization;
@@ -359,7 +359,7 @@ class Writer {
         const auto is_quantised = [](const TensorSource& source) { return source.plain() == nullptr; };
         if (model_.spec().vision && std::ranges::none_of(model_.base().tensors.vision, is_quantised))
             std::ranges::move(tower_modules(*model_.spec().vision), std::back_inserter(plain));
-        // A list replaces what it leaves out by itself.
+        // A list in the configuration replaces the default list of skipped modules.
         if (!plain.empty() || !head_is_plain) {
             if (head_is_plain) plain.emplace_back("lm_head");
             config.llm_int8_skip_modules = std::move(plain);

@@ -22,7 +22,7 @@ const uint8_t* bytes_of(const TensorView& tensor) {
     return reinterpret_cast<const uint8_t*>(tensor.data.data());
 }
 
-/// Where a row lies.
+/// Where a row is stored.
 struct Mxfp4Row {
     const uint8_t* blocks;
     const uint8_t* scales;

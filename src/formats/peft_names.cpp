@@ -47,7 +47,7 @@ std::string saved_module_name(const std::string& module, std::string_view stem) 
 void take_older_names(SafetensorsFile& file, const spec::ModelSpec& model) {
     if (model.part_of.empty()) return;
     constexpr std::string_view root = "base_model.model.", path = "base_model.model.model.";
-    // What lies below the text model: in models that hold one of its own class, and in those that were one themselves.
+    // Names below the text model: in models that hold one of its own class, and in those that were one themselves.
     const std::string before = cat(root, model.stem());
     const bool tells = model.part_names == spec::PartNames::before;
     const auto name_now = [&](std::string_view name) -> std::string {

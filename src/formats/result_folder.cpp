@@ -33,7 +33,7 @@ bool is_model_file(const std::string& name) {
            (shard && name.starts_with("pytorch_model-") && name.ends_with(".bin"));
 }
 
-/// What transformers' Trainer keeps beside the weights.
+/// Files that transformers' Trainer writes next to the weights.
 bool is_trainer_file(const std::string& name) {
     return is_one_of(name, {"trainer_state.json", "training_args.bin", "optimizer.pt", "scheduler.pt", "scaler.pt"}) ||
            (name.starts_with("rng_state") && name.ends_with(".pth"));

@@ -10,7 +10,7 @@
 namespace unsloth::formats {
 namespace {
 
-constexpr const char* original_length_key = "original_max_position_embeddings";  // in the rope's object, or beside it
+constexpr const char* original_length_key = "original_max_position_embeddings";  // in the rope's object, or next to it
 
 spec::RopeSpec::Type rope_type(const JsonReader& rope, const Family& family) {
     auto name = rope.string("rope_type");

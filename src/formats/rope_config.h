@@ -9,8 +9,8 @@
 
 namespace unsloth::formats {
 
-/// Fills a rope from an object that says its type and options. `original_length`: what the config says beside the
-/// object, which wins in types that are of an original length. Input Error, naming the key, for what is not computed.
+/// Fills a rope from an object that says its type and options. `original_length`: the config's value outside the
+/// object, which wins in types that use an original length. Input Error, naming the key, for what is not computed.
 void read_rope_options(const JsonReader& rope, const spec::ModelSpec& spec, spec::RopeSpec& out,
                        std::optional<int64_t> original_length = std::nullopt);
 /// Fills spec.ropes, whose sizes are there, from a whole config.json. Errors as above.

@@ -6,7 +6,7 @@
 namespace unsloth::grammar {
 namespace {
 
-/// Knuth, Morris and Pratt's automaton without its last state: node i stands where `i` bytes of the word came.
+/// Knuth, Morris and Pratt's automaton without its last state: node i is reached after `i` bytes of the word.
 Piece text_without(Builder& builder, const std::string& word) {
     constexpr int last_byte = 0xF7;  // UTF-8 has none above
     const std::size_t size = word.size();

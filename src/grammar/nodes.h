@@ -70,7 +70,7 @@ class Builder {
     Piece either(const std::vector<Piece>& pieces);
     Piece optional(Piece piece);
     Piece any_number(Piece piece);
-    /// At least `least` times, at most `most` (-1: any number) what `make` makes, each time anew.
+    /// At least `least` times, at most `most` (-1: any number) what `make` makes; it is called for each repetition.
     template <class Make>
     Piece repeated(int64_t least, int64_t most, const Make& make) {
         Piece all = empty();

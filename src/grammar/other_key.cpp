@@ -12,7 +12,7 @@ constexpr std::size_t longest_name = 256, most_name_bytes = 20'000;
 
 }  // namespace
 
-/// Along the beginnings of names: a character that none of them goes on with leads to where every text is another one.
+/// Follows the prefixes of the names: a character that continues none of them leads to the node for all other keys.
 Piece other_key(Builder& builder, const std::vector<std::string>& taken_names) {
     const CodePoints clean = normalised({{0x20, '"' - 1}, {'"' + 1, '\\' - 1}, {'\\' + 1, last_code_point}});
     std::set<std::u32string> names;

@@ -78,7 +78,7 @@ class RegexParser {
         return all;
     }
 
-    /// An atom is parsed anew for each repetition: nodes are not shared.
+    /// An atom is parsed again for each repetition: nodes are not shared.
     Piece quantified(int depth) {
         const std::size_t begin = at_;
         Piece once = atom(depth);

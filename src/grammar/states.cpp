@@ -24,8 +24,8 @@ int32_t States::frame_of(int32_t back, int32_t outer) {
     return known->second;
 }
 
-/// With all that is reached without a byte. What nests too deep, or is too much at a time, is left out: texts that the
-/// rest allows are valid still.
+/// Includes all that is reached without a byte. Drops what nests too deep, or exceeds the limit of places: texts that
+/// the rest allows are still valid.
 int32_t States::state_of(const std::vector<Place>& reached) {
     const Nodes& all = grammar_->nodes();
     std::vector<Place> open = reached;
@@ -96,9 +96,9 @@ bool States::is_full() {
     return states_.size() > most_states || mask_bytes_ > most_mask_bytes;
 }
 
-/// Tokens in the order of their bytes: one begins where the one before had come to with the bytes that they share, and
-/// those that begin with bytes that lead nowhere are skipped. A pattern whose states are too many for one mask gets the
-/// single bytes, and as many of the other tokens as there is room for.
+/// Visits tokens in byte order: each starts at the state that the previous one reached after their shared bytes. Tokens
+/// whose first bytes lead nowhere are skipped. A pattern with too many states for one mask gets the single bytes, and
+/// as many of the other tokens as there is room for.
 void States::make_mask(int32_t state) {
     auto mask = std::make_unique<std::vector<uint32_t>>(vocabulary_->words());
     mask_bytes_ += 4 * mask->size();

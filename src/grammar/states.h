@@ -18,7 +18,7 @@ namespace unsloth::grammar {
 class States {
   public:
     static constexpr int32_t dead = -1;
-    /// Beyond these another set is made, for texts that go on too.
+    /// Beyond these limits another set is made, also for texts that are already being matched.
     static constexpr std::size_t most_states = 20'000, most_mask_bytes = std::size_t{16} << 20;
 
     States(std::shared_ptr<const Grammar> grammar, std::shared_ptr<const Vocabulary> vocabulary);

@@ -26,7 +26,7 @@ const char* unsloth_images_version(void);
 /// Reads the size without decoding, from the file's bytes.
 int unsloth_image_header(const uint8_t* file, std::size_t bytes, UnslothImageHeader* header, char* error,
                          std::size_t size);
-/// Decodes into `rgb` [height][width][3], as stored. `header` is that of the same bytes; whoever calls has checked its
+/// Decodes into `rgb` [height][width][3], as stored. `header` is that of the same bytes; the caller has checked its
 /// size. Transparent pixels are laid on white.
 int unsloth_image_decode(const uint8_t* file, std::size_t bytes, const UnslothImageHeader* header, uint8_t* rgb,
                          char* error, std::size_t size);

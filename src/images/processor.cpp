@@ -70,7 +70,7 @@ Size fitted_size(const Processor& processor, Size size, const Grid& grid) {
     return {scaled(size.width, by_height, most_width), most_height};
 }
 
-/// Copies the square of `side` pixels at (left, top) as planes of its channels. What lies beyond the image is 0.
+/// Copies the square of `side` pixels at (left, top) as planes of its channels. Pixels beyond the image are 0.
 void copy_square(const Image& image, int32_t left, int32_t top, int32_t side, uint8_t* to) {
     const auto plane = static_cast<std::size_t>(side) * static_cast<std::size_t>(side);
     const int32_t rows = std::clamp(image.size.height - top, 0, side);
@@ -86,7 +86,7 @@ void copy_square(const Image& image, int32_t left, int32_t top, int32_t side, ui
     }
 }
 
-/// Of an image of more than shrink_to pixels the size that has about so many; of others their own.
+/// For an image of more than shrink_to pixels, the size with about that many pixels; for others their own size.
 Size shrunk_size(const Processor& processor, Size size) {
     const double pixels = static_cast<double>(size.width) * size.height,
                  most = static_cast<double>(processor.shrink_to);

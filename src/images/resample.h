@@ -6,7 +6,7 @@
 
 namespace unsloth::images {
 
-/// Two passes with weights of 22 bits, each rounded to bytes; a pass that changes nothing is left out.
+/// Two passes with weights of 22 bits, each rounded to bytes; a pass that changes nothing is skipped.
 Image resize(Image image, Size size, Filter filter);
 
 }  // namespace unsloth::images

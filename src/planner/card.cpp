@@ -67,7 +67,7 @@ bool is_laptop(const std::string& name) {
     return std::regex_search(name, words);
 }
 
-/// Whether the number at the end of `own` stands in the name as a whole: A1000 does not have that of A100.
+/// Whether the name has the number at the end of `own` as a whole number: A1000 does not have that of A100.
 bool names_series(const std::string& name, const std::string& own) {
     std::size_t digits = own.size();
     while (digits > 0 && std::isdigit(static_cast<unsigned char>(own[digits - 1])) != 0) --digits;

@@ -10,12 +10,12 @@ double as_double(int64_t value) {
     return static_cast<double>(value);
 }
 
-/// Of so many bytes in one piece.
+/// Time to copy `bytes` bytes in one piece.
 double copy_ms(const Card& card, double bytes) {
     return card.peer_us / 1e3 + bytes / (card.peer * 1e9) * 1e3;
 }
 
-/// An all-gather or a reduce-scatter of so many bytes over all ranks, in `calls` pieces.
+/// Time of an all-gather or a reduce-scatter of `bytes` bytes over all ranks, in `calls` pieces.
 double gather_ms(const Card& card, int64_t ranks, double bytes, double calls = 1) {
     if (ranks == 1) return 0;
     return (calls - 1) * card.peer_us / 1e3 + copy_ms(card, bytes * as_double(ranks - 1) / as_double(ranks));
@@ -28,7 +28,7 @@ LayerExchange layer_exchange(const Card& card, const StepWork& work, const spec:
     const spec::LayerSteps again = spec::recompute_of(plan.keep);
     const double tokens = as_double(work.tokens);
     LayerExchange time;
-    // Tensor parallel: all ranks' rows before q, k, v and before gate and up, sums behind o and behind down, and back.
+    // Tensor parallel: gathers all ranks' rows before q, k, v and before gate and up; sums after o and down; and back.
     const double stream = gather_ms(card, s.tp, tokens * as_double(work.model.hidden_size) * element, tiles(work));
     time.forward += 4 * stream;
     time.backward += (4 + again.qkv + again.mid + again.gate_up + (work.adapters ? 0 : 2)) * stream;
@@ -39,7 +39,7 @@ LayerExchange layer_exchange(const Card& card, const StepWork& work, const spec:
         time.forward += once;
         time.backward += 2 * once;
     }
-    // What ranks hold shares of. NCCL's kernels beside products take as long from these (docs/log.md).
+    // Tensors that ranks hold shards of. NCCL kernels that overlap GEMMs delay these by as much time (docs/log.md).
     const double trained = trained_of_layer(work), passes = as_double(in_flight);
     if (s.values_by_layer) {
         time.forward += copy_ms(card, element * trained) / passes;

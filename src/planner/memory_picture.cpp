@@ -44,7 +44,7 @@ double spacing(double highest) {
     return step;
 }
 
-/// Where things of time and bytes lie.
+/// The coordinates of times and bytes.
 struct Frame {
     double ms, highest;
     double x(double at) const { return left + wide * at / ms; }

@@ -170,7 +170,7 @@ class Search {
         return range;
     }
 
-    /// Whether so many more nodes are too many.
+    /// Whether `nodes` more nodes are too many.
     bool tires(int64_t nodes) {
         nodes_ += nodes;
         return nodes_ > (best_ ? most_nodes : 10 * most_nodes);

@@ -10,15 +10,15 @@ namespace {
 
 constexpr double none = std::numeric_limits<double>::infinity(), rounding = 1 + 1e-9;
 
-/// What takes layers: beside them it has `beside`, and it takes from `least` to `most` of them.
+/// A bin for layers: it takes from `least` to `most` of them, and `beside` is the time of its other work.
 struct Bin {
     double beside = 0;
     int least = 1, most = 0;
     double time(int layers, double layer) const { return beside + layers * layer; }
 };
 
-/// Layer by layer to the bin that has least to do, which makes them as even as whole layers allow. Of equal ones the
-/// last takes it: earlier stages hold more micro-batches. Empty: they do not take so many, or not so few.
+/// Assigns layers one by one to the bin with the least time, which balances the bins as well as whole layers allow. The
+/// last of equal bins takes it: earlier stages hold more micro-batches. Empty: the bins cannot take this layer count.
 std::vector<int> fill(const std::vector<Bin>& bins, int layers, double layer) {
     std::vector<int> counts;
     for (const Bin& bin : bins) {

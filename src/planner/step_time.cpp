@@ -13,15 +13,15 @@ constexpr double tera = 1e12, giga = 1e9;
 constexpr double element = 2;                   // bytes of a 16-bit activation
 constexpr double packed = 0.516, expanded = 2;  // bytes of a parameter in 4 bit with its scales, and in 16
 constexpr double logits_passes = 3.5;           // over the logits: written, read twice, written in half
-constexpr double codes_passes = 1.5;            // over what is made codes: read, and written in half
+constexpr double codes_passes = 1.5;            // over what is quantized: read, and written in half
 constexpr double optimizer_bytes = 40;          // of a trained parameter: values, gradients, moments
 constexpr double host_bytes = 34;    // of a parameter that the host updates: the same, and 16-bit values twice
 constexpr double host_memory = 115;  // GB/s of a server's 32 CPUs for it (Llama-2-13B in full, two H200s)
 constexpr double beside = 0.015;     // of a hidden copy's time: it takes the memory's bandwidth from what computes
 constexpr double backward_attention = 2.5;  // of the forward's operations
-// Of the time by equal numbers of queries and keys, where a rank's queries are chunks of their keys that cuDNN's packed
-// form serves, for their length is no multiple of so many: measured with 1 x 131072 on two H200s, before the dense form
-// served it.
+// Factors on the time at equal numbers of queries and keys. They apply if a rank's queries are chunks of their keys and
+// cuDNN's packed form runs, because the length is no multiple of dense_step. Measured with 1 x 131072 on two H200s,
+// before the dense form handled that length.
 constexpr double chunk_forward = 1.2, chunk_backward = 1.3;
 constexpr int64_t dense_step = 128;
 constexpr double together = 0.998;  // of a rank's own rate, where several wait for the slowest: measured with 2 and 4
@@ -83,13 +83,13 @@ double StepTime::bytes_ms(double bytes) const {
     return bytes / (card_.copy * giga) * 1e3;
 }
 
-/// A product by so many parameters; with few tokens reading them takes longer.
+/// A GEMM with `parameters` parameters; with few tokens reading them takes longer.
 double StepTime::products_ms(double parameters, double tokens, spec::Codes codes) const {
     const double computing = 2 * parameters * tokens / (products_tflops(codes, tokens) * tera) * 1e3;
     return std::max(computing, bytes_ms(parameters * (codes != spec::Codes::none ? 1 : expanded)));
 }
 
-/// Of what follows attention: a product for each tile of rows.
+/// For what follows attention: a GEMM for each tile of rows.
 double StepTime::tiled_products_ms(double parameters, spec::Codes codes) const {
     // Where fewer rows were measured faster, that is a matter of power, which a whole step takes alike.
     return std::max(products_ms(parameters, as_double(work_.tokens), codes),
@@ -124,13 +124,13 @@ LayerTime StepTime::layer(const spec::LayerPlan& plan, const MovedBytes& moved, 
                  swiglu = bytes_ms(3 * middle * element * tokens);
     const double norm_backward = 3 * norm, swiglu_backward = 2 * swiglu;
 
-    // The adapters' thin products: x·Aᵀ reads inputs; dy·sB and dB read gradients, dA inputs again.
+    // The adapters' LoRA GEMMs: x·Aᵀ reads inputs; dy·sB and dB read gradients, dA inputs again.
     const double inputs = (2 * hidden * own_rows + (q + middle) * tokens) * element,
                  gradients = (2 * hidden * own_rows + (q + 2 * kv + 2 * middle) * tokens) * element;
     const double thin_forward = work_.adapters ? inputs / (card_.thin * giga) * 1e3 : 0,
                  thin_backward = work_.adapters ? (inputs + gradients) / (card_.thin * giga) * 1e3 : 0;
 
-    // A layer is expanded once a pass of all micro-batches in flight.
+    // A layer is dequantized once per pass of all micro-batches in flight.
     const double expanding = work_.in_4bit && !plan.cached ? (packed + expanded) * parameters_of_layer(m) /
                                                                  (card_.dequantise * giga) * 1e3 / as_double(in_flight)
                                                            : 0;
@@ -175,7 +175,7 @@ LayerTime StepTime::layer(const spec::LayerPlan& plan, const MovedBytes& moved, 
 
 double StepTime::step_ms(double layers_ms) const {
     const Sharing& s = work_.sharing;
-    // Beside its own micro-batches a stage waits for the first one's way to it and for the last one's back.
+    // In addition to its own micro-batches a stage waits until the first one arrives and the last one is back.
     const double others = as_double(s.stages - 1),
                  passes = as_double(work_.micro_batches) + others / as_double(s.chunks),
                  borders = others > 0 ? 2 * others * border_ms(card_, work_) : 0;

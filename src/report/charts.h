@@ -23,8 +23,8 @@ struct Chart {
     std::vector<LegendPart> legend;
 };
 
-/// Curves in their order, the layers' norms behind the gradient's, then the lengths of the rows and the plan of the
-/// memory; what a run has nothing of is left out.
+/// Curves in their order, with the per-layer norms after the gradient norm; then the row lengths and the memory plan.
+/// Charts without data in the run are omitted.
 std::vector<Chart> charts_of(const Run& run);
 
 /// The trials of the sweep that the run won, by their values at each comparison; nullopt: it won none.

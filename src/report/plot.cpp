@@ -142,7 +142,7 @@ std::string headline(const Run& run, int columns) {
     return text;
 }
 
-/// The measured peak, and what the plan holds memory for, the most first; at most so many lines.
+/// The measured peak and the parts of the memory plan, largest first; at most `most` lines.
 std::string memory_lines(const Run& run, int columns, int most) {
     auto groups = run.planned_groups;
     std::stable_sort(groups.begin(), groups.end(), [](auto& a, auto& b) { return a.second > b.second; });
@@ -159,7 +159,7 @@ std::string memory_lines(const Run& run, int columns, int most) {
     return text;
 }
 
-/// What the run answered to its prompts last, one line each; at most so many lines.
+/// The run's latest answers to its prompts, one line each; at most `most` lines.
 std::string sample_lines(const Run& run, int columns, int most) {
     std::string text;
     const int for_prompt = columns * 2 / 5;

@@ -1,5 +1,5 @@
 // The interface of libunsloth_prometheus.so, which alone links prometheus-cpp: opened when a run has an endpoint, so
-// that nobody else pays for it. C, and no exception crosses it.
+// that other runs do not pay for it. C, and no exception crosses it.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@ extern "C" {
 
 struct UnslothMetrics;
 
-/// Serves http://ADDRESS/metrics ("127.0.0.1:9400") from a thread of its own. Null on failure, with
+/// Answers http://ADDRESS/metrics ("127.0.0.1:9400") from a thread of its own. Null on failure, with
 /// the reason in `error` (at most `size` bytes with the ending zero).
 UnslothMetrics* unsloth_metrics_open(const char* address, char* error, std::size_t size);
 /// Sets a gauge, or raises a counter to a value that is not less than its own; `label` may be null.

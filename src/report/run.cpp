@@ -39,7 +39,7 @@ int64_t integer(const Json& row, const char* key) {
     return found != row.end() ? whole(*found) : 0;
 }
 
-/// Those that curves show and StepRow has no field for, behind `prefix`.
+/// Metrics that curves show and StepRow has no field for; their keys begin with `prefix`.
 std::map<std::string, double> figures(const Json& row, const std::string& prefix) {
     std::map<std::string, double> found;
     for (const Curve& curve : curves())
@@ -87,7 +87,7 @@ std::string advice_on_folder(const std::filesystem::path& folder) {
     return "A run's folder has the metrics that logging.metrics_file names.";
 }
 
-/// What the file has behind `offset`.
+/// The file's contents after `offset`.
 std::string read_behind(const std::filesystem::path& path, std::uintmax_t offset, struct stat& about) {
     const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
     if (fd < 0 || ::fstat(fd, &about) != 0) {
@@ -248,7 +248,7 @@ bool RunReader::update() {
     return !content.empty();
 }
 
-/// Anew where the file has another size: it is small.
+/// Reads all again if the file has another size: it is small.
 void RunReader::read_samples() {
     std::error_code failed;
     const std::filesystem::path file = run_.folder / samples_file;
@@ -317,7 +317,7 @@ void RunReader::read_line(const std::string& line) {
     } else if (row.contains("eval_tokens")) {
         run_.evals.push_back({integer(row, "step"), number(row, "eval_loss"), figures(row, "eval_")});
     } else if (row.contains("loss")) {
-        run_.ending.reset();  // rows behind a summary are of a run that went on
+        run_.ending.reset();  // rows after a summary are of a resumed run
         run_.steps.push_back({integer(row, "step"), number(row, "epoch"), number(row, "loss"), number(row, "grad_norm"),
                               number(row, "learning_rate"), number(row, "tokens_per_second"), number(row, "step_ms"),
                               number(row, "memory_gib"), number(row, "mfu"), integer(row, "tokens"),

@@ -29,7 +29,7 @@ double wall_time() {
     return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
-/// Warns of the first failure; a run does not end because nobody can look at it.
+/// Warns of the first failure; a run does not end because it cannot be watched.
 class Warner {
   public:
     template <class Work>

@@ -23,7 +23,7 @@ class PrintedLines {
 
     /// Of the helper's n-th stream.
     void take(std::size_t stream, std::string_view bytes);
-    /// Says how much was left out, and allows as much again.
+    /// Logs how many bytes were dropped, and allows as many again.
     void end_step();
     /// Half lines too: the streams ended.
     void flush();

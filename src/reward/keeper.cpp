@@ -44,7 +44,7 @@ std::string escaped(std::string_view bytes) {
     return bytes.size() > 200 ? cat("'", result, "…' (", bytes.size(), " bytes or more)") : cat("'", result, "'");
 }
 
-/// A call under way.
+/// A running call.
 struct Keeper::Task {
     Call* call;
     Helper* helper;
@@ -117,7 +117,7 @@ void Keeper::do_in_thread(std::function<void()> job) {
     done.get_future().get();
 }
 
-/// Until something can be read or written, but no longer than to `until`; serves it.
+/// Waits until something can be read or written, at most until `until`; then reads or writes it.
 void Keeper::wait(Clock::time_point until) {
     std::vector<pollfd> all{{wake_.get(), POLLIN, 0}};
     for (const Helper& helper : helpers_) helper.collect(all);
@@ -172,7 +172,7 @@ void Keeper::drive(std::vector<Call>& calls, int64_t step) {
     step_ = step;
     std::deque<Task> tasks;
     for (Call& call : calls) tasks.push_back({&call, &helpers_[call.helper]});
-    // The first of each helper's tasks that is not done is under way.
+    // The first unfinished task of each helper is running.
     std::map<Helper*, Task*> under_way;
     for (;;) {
         auto until = Clock::time_point::max();
@@ -227,7 +227,7 @@ void Keeper::advance(Task& task) {
     const auto since = task.since;
     while (const auto line = helper.take_line()) {
         hear(task, *line);
-        // It began anew, perhaps with another helper, of which nothing is known yet.
+        // It started again, perhaps with another helper, of which nothing is known yet.
         if (task.state == Task::State::done || task.since != since) return;
     }
     if (const std::string broken = helper.broken_line(); !broken.empty()) {

@@ -125,7 +125,7 @@ reward::Settings GroupSampler::settings(const session::OpenedModel& opened) cons
 /// This rank's groups.
 void GroupSampler::sample(const Job& job, ScoredGroups& batch) {
     const comm::LongOperation sampling(group_, "sampling completions");
-    // Of one job: keys of prompts are shared within it, and the model keeps its recorded passes.
+    // One decoder per job: prompt keys are shared within it, and the model keeps its CUDA graphs.
     generate::Decoder decoder(*ctx_, *model_,
                               {.rows = rows_in_flight_, .context = context_, .prefill_tokens = model_->sizes().tokens});
     std::vector<GroupCompletion*> asked;

@@ -167,7 +167,7 @@ class Replay final : public GroupSource {
                         "Check grpo.replay_rollouts.");
         std::string text;
         for (int64_t line = 1; std::getline(file, text); ++line) {
-            hash_.add_field(text);  // of what is not used too: a run may go on with more steps
+            hash_.add_field(text);  // also lines that are not used: a resumed run may have more steps
             if (text.find_first_not_of(" \t\r") == std::string::npos) continue;
             ++lines_;
             if (static_cast<int64_t>(groups_.size()) == most) continue;

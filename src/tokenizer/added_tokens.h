@@ -19,7 +19,7 @@ struct AddedToken {
     bool lstrip = false;             ///< takes the white space on its left
     bool rstrip = false;             ///< takes the white space on its right
     bool normalized = false;         ///< searched in the normalised text
-    bool special = false;            ///< left out when decoding without special tokens
+    bool special = false;            ///< omitted when decoding without special tokens
 
     const std::string& pattern() const { return normalized ? normalized_content : content; }
 };

@@ -13,7 +13,7 @@
 namespace unsloth::tokenizer {
 
 /// A monotone map from an output text back to its input, as runs that cover the output without gaps. An exact
-/// run copies bytes one for one; in any other run the output as a whole stands for the input as a whole.
+/// run copies bytes one for one; any other run maps the output as a whole to the input as a whole.
 class Alignment {
   public:
     using Span = std::pair<std::size_t, std::size_t>;
@@ -22,7 +22,7 @@ class Alignment {
     void append_exact(std::size_t length) { append(length, length, true); }
     void append_block(std::size_t out_length, std::size_t in_length) { append(out_length, in_length, false); }
 
-    /// The input's range for the output's range [begin, end); an empty one stands at the place of its begin.
+    /// The input's range for the output's range [begin, end); an empty one is at the place of its begin.
     Span to_input(Span out) const {
         if (identity()) return out;
         if (out.first >= runs_.back().out_end) return {runs_.back().in_end, runs_.back().in_end};
@@ -97,7 +97,7 @@ class Rewriter {
         text_ += text;
         if (aligned_) alignment_.append_exact(text.size());
     }
-    /// `text` stands for `in_length` bytes of the input.
+    /// `text` replaces `in_length` bytes of the input.
     void replace(std::string_view text, std::size_t in_length) {
         text_ += text;
         check_growth(text_.size(), limit_);

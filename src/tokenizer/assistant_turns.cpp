@@ -18,7 +18,7 @@ using jinja::Value;
 /// Two answers that share no character at either end, and that no template has a reason to treat as special.
 constexpr std::string_view probes[2] = {"Qxvjkwq", "Zmbtgfz"};
 
-/// What a template writes in front of an answer and behind it.
+/// What a template writes before and after an answer.
 struct Around {
     std::string before, behind;
 };
@@ -73,7 +73,7 @@ class TurnFinder {
         return try_render(conversation_, std::move(messages), prompt);
     }
 
-    /// What stands around the content of message i, when the first `count` are rendered.
+    /// The text around the content of message i, when the first `count` messages are rendered.
     std::optional<Around> around(std::size_t i, std::size_t count, bool prompt) const {
         std::string rendered[2];
         for (int k = 0; k < 2; ++k) {
@@ -90,7 +90,7 @@ class TurnFinder {
         if (rendered[0].compare(at, probes[0].size(), probes[0]) != 0) return std::nullopt;
         out.behind = rendered[0].substr(at + probes[0].size());
         if (rendered[1] != cat(out.before, probes[1], out.behind))
-            return std::nullopt;  // it stands twice, or is changed
+            return std::nullopt;  // it occurs twice, or is changed
         return out;
     }
     const std::optional<Around>& around_whole(std::size_t i) {
@@ -99,9 +99,9 @@ class TurnFinder {
         return it->second;
     }
 
-    /// Where the rendering of the first `count` messages ends in the text, by what it has behind the content of
-    /// message i - 1. Serves where the front differs (Mistral moves the system message into the last user's) and
-    /// where answer i has no content (calls of tools).
+    /// Where the rendering of the first `count` messages ends in the text, found by the text after the content of
+    /// message i - 1. Used if the front differs (Mistral moves the system message into the last user's), and
+    /// if answer i has no content (calls of tools).
     std::optional<std::size_t> end_by_previous(std::size_t i, std::size_t count, bool prompt) {
         if (i == 0) return std::nullopt;
         const auto& whole = around_whole(i - 1);
@@ -112,7 +112,7 @@ class TurnFinder {
         return text_.size() - whole->behind.size() + size;
     }
 
-    /// How much of `common`, which stands behind an answer whatever follows it, belongs to the turn: up to the
+    /// How much of `common`, the text after an answer whatever follows it, belongs to the turn: up to the
     /// first token that ends a generation, else the first special one.
     std::size_t size_of_turn_end(std::string_view common) const {
         const Tokenizer& tokenizer = conversation_.tokenizer;
@@ -128,8 +128,8 @@ class TurnFinder {
         return special;
     }
 
-    /// The end of a last answer behind which the template writes the header of another one without being asked to:
-    /// the conversation in front of the answer ends with that header too, and it goes when a user's message follows.
+    /// The end of a last answer, if the template writes the header of another one after it without being asked to:
+    /// the conversation before the answer ends with that header too, and a following user message removes it.
     std::optional<std::size_t> end_before_header(std::size_t i) {
         if (const auto& plain = cut(i + 1, false); !plain || *plain != text_) return std::nullopt;
         Items longer = messages_;
@@ -217,7 +217,7 @@ class TurnFinder {
             if (place->behind.starts_with(tail)) return text_.size() - place->behind.size() + tail.size();
         }
         if (const auto end = end_by_previous(i, i + 1, false); end && *end >= begin) return *end;
-        if (!placed || calls_tools(messages_[i])) refuse(i);  // calls may stand behind what is common
+        if (!placed || calls_tools(messages_[i])) refuse(i);  // calls may follow the common part
         const std::string_view common = common_prefix(alone->behind, place->behind);
         return text_.size() - place->behind.size() + size_of_turn_end(common);
     }

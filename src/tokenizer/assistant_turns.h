@@ -40,15 +40,15 @@ jinja::RenderedTemplate render_messages(const TemplateInput& conversation, jinja
 std::optional<std::string> try_render(const TemplateInput& conversation, jinja::Items messages,
                                       bool add_generation_prompt);
 
-/// The byte range of each assistant turn within `text`, the rendering of `conversation`: from behind its
-/// header (the generation prompt) up to and with what ends the turn, without white space behind that.
-/// `last_only`: of the last turn alone. Turns that write nothing are left out.
+/// The byte range of each assistant turn within `text`, the rendering of `conversation`: from the end of its
+/// header (the generation prompt) up to and with what ends the turn, without the white space after that.
+/// `last_only`: of the last turn alone. Turns that write nothing are omitted.
 ///
-/// Nothing is looked for in the text by its words, which a user may have written as well. A turn's bounds are
-/// those of renderings of the conversation cut off before and behind it, as far as the text begins with them.
-/// Where it does not, because the template renders a turn differently when others follow (Qwen 3 drops
-/// earlier reasoning), the answer's place is where renderings with two different answers differ, and what the
-/// template writes around it is compared. Input Error when that fails too: nothing is guessed.
+/// The text is not searched for words, since a user may have written them as well. A turn's bounds are those
+/// of renderings of the conversation cut off before and after it, as far as the text begins with them.
+/// If it does not, because the template renders a turn differently when others follow (Qwen 3 drops
+/// earlier reasoning), the answer's place is where renderings with two different answers differ, and the
+/// texts that the template writes around it are compared. Input Error if that fails too: nothing is guessed.
 std::vector<std::pair<std::size_t, std::size_t>> find_assistant_turns(const TemplateInput& conversation,
                                                                       const std::string& text, bool last_only);
 
@@ -58,7 +58,7 @@ std::vector<std::pair<std::size_t, std::size_t>> find_assistant_turns(const Temp
 /// it, goes through its keys, or refuses it) they become objects. Input Error for a text that is none.
 void parse_arguments(TemplateInput& input);
 
-// What is left out: left_out.cpp.
+// What a template omits: left_out.cpp.
 
 /// Shapes of conversations all of whose contents a template is known to write. Safe from any thread.
 class KnownShapes {

@@ -107,7 +107,7 @@ bool Bpe::spell_as_bytes(std::string_view character, std::vector<Symbol>& symbol
 }
 
 /// The symbols of a word before any merge, in the reference's order: an unknown token that waits to grow
-/// comes behind the bytes of characters that could be spelled meanwhile.
+/// follows the bytes of characters that could be spelled meanwhile.
 void Bpe::first_symbols(std::string_view word, std::vector<Symbol>& symbols) const {
     uint32_t waiting = 0;  // bytes of the unknown token that is not written yet
     const auto write_unknown = [&] {

@@ -106,7 +106,7 @@ constexpr std::string_view mistral = R"({{- bos_token }}
 {%- endfor %}
 )";
 
-// Turns behind the first follow after an empty line, without the sentence in front.
+// Turns after the first follow after an empty line, without the sentence in front.
 constexpr std::string_view alpaca = R"({{- sequence_start }}
 {%- if messages[0].role == 'system' %}
   {{- text(messages[0]) or alpaca_preamble }}

@@ -147,7 +147,7 @@ struct ChatTemplate::Impl {
     std::set<std::string, std::less<>> words;   ///< of the templates' sources
     const BuiltinTemplate* builtin = nullptr;
     Tokenizer tokenizer;
-    std::optional<Error> mistake;  ///< of the model's template, when nobody asked for it by name
+    std::optional<Error> mistake;  ///< of the model's template, when the user did not name it
     mutable KnownShapes known_shapes;
 
     explicit Impl(Tokenizer of_model) : tokenizer(std::move(of_model)) {}
@@ -179,7 +179,7 @@ void add_kwargs(std::string_view text, jinja::Variables& variables) {
     }
 }
 
-/// A template reads what it likes: a slip in a variable's name is no mistake to it.
+/// A template may read any variable: to a template a misspelled name is not an error.
 void doubt_kwargs(std::string_view text, const std::set<std::string, std::less<>>& words, const std::string& name) {
     const Json kwargs = try_parse_ordered(text);
     for (const auto& [key, value] : kwargs.items()) {
@@ -240,7 +240,7 @@ jinja::Template ChatTemplate::Impl::compile(std::string_view source, std::string
     return made;
 }
 
-/// A model's template with a mistake must not stop a run over rows that have no messages.
+/// A model's template with an error must not stop a run over rows that have no messages.
 void ChatTemplate::Impl::compile_own(const std::string& source, const std::string* tool_use) {
     try {
         main = compile(source, "default (of the model)");
@@ -265,7 +265,7 @@ Rendered ChatTemplate::Impl::render(const jinja::Template& chosen, Items message
     rendered.passes_over_reasoning =
         std::ranges::none_of(reasoning_names, known) && passes_over(input, rendered.text, reasoning_names);
     if (turns == TrainedTurns::none) return rendered;
-    // A template that marks what the assistant says knows best, unless the marks lie within a value.
+    // Prefer the marks of a template that marks what the assistant says, unless they are within a value.
     if (chosen.has_generation() && !out.generation_within_value) {
         rendered.trained_bytes = std::move(out.generations);
         std::erase_if(rendered.trained_bytes, [](const auto& range) { return range.first == range.second; });

@@ -57,7 +57,7 @@ uint64_t shape_of(const TemplateInput& input) {
     return shape;
 }
 
-/// A text that stands in no other probe, for the content of message i.
+/// A text that occurs in no other probe, for the content of message i.
 std::string probe_of(std::size_t i) {
     return cat("Qxvjkwq", i, "Zmbtgfz");
 }

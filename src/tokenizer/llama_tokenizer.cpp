@@ -86,10 +86,10 @@ void surround(const std::filesystem::path& folder, const std::optional<bool>& ad
 
 // --- tokenizer.model without a tokenizer.json
 
-/// Every way to make a piece out of two others is a merge; earlier pieces come first, and of one piece the
-/// shortest left part.
+/// Every way to make a piece out of two others is a merge. Earlier pieces come first; within a piece the shortest
+/// left part comes first.
 void make_merges(const std::string& where, BpeSpec& spec) {
-    constexpr std::size_t longest_piece = 4096;  // every split of a piece is looked up: time goes with its square
+    constexpr std::size_t longest_piece = 4096;  // every split of a piece is looked up: time grows with its square
     for (const auto& [piece, id] : spec.vocab) {
         if (piece.size() > longest_piece)
             throw Error("tokenizer.bad-file",

@@ -1,4 +1,4 @@
-// What transformers' LlamaTokenizer is made of beside a vocabulary and merges, whichever file these come from.
+// What transformers' LlamaTokenizer has in addition to vocabulary and merges, whichever file these come from.
 #pragma once
 
 #include <filesystem>
@@ -11,7 +11,7 @@
 
 namespace unsloth::tokenizer {
 
-/// The settings of tokenizer_config.json, and the tokens and roles that it and the files beside it name.
+/// The settings of tokenizer_config.json, and the tokens and roles that it and the files next to it name.
 struct LlamaSettings {
     std::string tokenizer_class;  ///< may be empty
     bool legacy = false;
@@ -36,7 +36,7 @@ LlamaSettings read_llama_settings(const std::filesystem::path& folder,
                                   const std::vector<AddedToken>& of_tokenizer_json = {});
 
 /// Sets all of `spec` but vocabulary, merges and unknown token. `prefix`: whether a space goes in front of a text
-/// unless the settings say so. What stands around a text stays where `add_bos` and `add_eos` have no word on it. Input
+/// unless the settings say so. The tokens around a text stay as they are if `add_bos` and `add_eos` are unset. Input
 /// Error for a BOS or EOS that is not known.
 void make_llama_pipeline(const std::filesystem::path& folder, const LlamaSettings& settings, bool prefix,
                          TokenizerSpec& spec);

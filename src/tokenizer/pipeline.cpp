@@ -88,7 +88,7 @@ void append_replaced(const Pattern& pattern, std::string_view content, std::stri
     std::size_t done = 0;
     for_each_match(pattern, text, [&](std::size_t begin, std::size_t end) {
         out.copy(text.substr(done, begin - done));
-        // The content stands for the last character of the match, as in HF.
+        // The content replaces the last character of the match, as in HF.
         const std::size_t last = begin < end ? unicode::previous(text, end) : end;
         out.skip(last - begin);
         out.replace(content, end - last);
@@ -130,7 +130,7 @@ std::string_view normalize(const std::vector<NormalizerStep>& steps, std::string
 namespace {
 
 /// Makes words of the gaps and matches of one word, which come in order and without gaps between them: joined as the
-/// behaviour says, empty ones left out.
+/// behavior says, empty ones omitted.
 class Joiner {
   public:
     Joiner(SplitBehavior behavior, Words& words) : behavior_(behavior), words_(words), first_(words.size()) {}

@@ -20,7 +20,7 @@ namespace unsloth::tokenizer {
 
 // --- GPT-2's alphabet: every byte is a printable character, so that JSON can hold any byte string
 
-/// The character that stands for a byte, in UTF-8.
+/// The character that represents a byte, in UTF-8.
 std::string_view character_of_byte(uint8_t byte);
 
 // --- normalizer: rewrites a text before it is split
@@ -101,7 +101,7 @@ struct ReplaceDecoder {
 };
 struct StripDecoder {
     std::string content;  ///< one character
-    int32_t start, stop;  ///< so many of them go, at most, from either end of each token
+    int32_t start, stop;  ///< how many of them are removed, at most, from either end of each token
 };
 
 using DecoderStep = std::variant<ByteLevelDecoder, ByteFallbackDecoder, FuseDecoder, ReplaceDecoder, StripDecoder>;

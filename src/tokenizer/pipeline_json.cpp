@@ -48,7 +48,7 @@ Pattern read_pattern(const JsonReader& part) {
     return {std::nullopt, literal.string()};
 }
 
-/// The one of `names` that stands there, counted as in its enum.
+/// The one of `names` that the value is, counted as in its enum.
 template <class Enum, std::size_t n>
 Enum read_enum(const JsonReader& value, const std::string_view (&names)[n], const char* expected) {
     const auto found = std::find(std::begin(names), std::end(names), value.string());

@@ -24,7 +24,7 @@ class Regex {
     /// As the file has it.
     const std::string& source() const { return source_; }
 
-    /// Finds the first match at or behind `from` in valid UTF-8. False when there is none.
+    /// Finds the first match at or after `from` in valid UTF-8. False when there is none.
     /// Input Error when the pattern takes too many steps.
     bool search(std::string_view text, std::size_t from, std::size_t& begin, std::size_t& end) const;
 
@@ -51,7 +51,7 @@ void for_each_match(const Regex& pattern, std::string_view text, Found found) {
     while (from <= text.size() && pattern.search(text, from, begin, end)) {
         from = end;
         if (begin == end) {
-            // An empty match counts, but not right behind another match; then the search moves on by a character.
+            // An empty match counts, but not right after another match; then the search moves by a character.
             from = end < text.size() ? end + unicode::decode(text, end).size : end + 1;
             if (end == last_end) continue;
         }

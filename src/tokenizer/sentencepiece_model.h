@@ -19,7 +19,7 @@ struct SentencePieceModel {
     std::vector<Piece> pieces;                       ///< the place is the id
     int32_t unknown_id = 0, bos_id = 1, eos_id = 2;  ///< -1: none
     bool add_dummy_prefix = true;
-    /// The text is rewritten before it is split, in ways that transformers' LlamaTokenizer leaves out.
+    /// The text is rewritten before it is split, in ways that transformers' LlamaTokenizer omits.
     bool remove_extra_whitespaces = true, has_character_map = false;
 };
 

@@ -1,4 +1,4 @@
-// What the files beside tokenizer.json say about the roles of tokens, and the chat template.
+// What the files next to tokenizer.json say about the roles of tokens, and the chat template.
 #pragma once
 
 #include <cstdint>

@@ -201,7 +201,7 @@ Tokenizer Tokenizer::load(const std::filesystem::path& path) {
         roles.eos = impl->spec.eos;
         roles.stop.insert(roles.stop.begin(), *impl->spec.eos);
     }
-    // A folder without tokenizer_config.json still says what stands in front of every text.
+    // A folder without tokenizer_config.json still says what precedes every text.
     if (!roles.bos && !impl->spec.prefix_ids.empty()) roles.bos = impl->spec.prefix_ids.front();
     std::erase_if(roles.stop, [&](int32_t id) { return static_cast<std::size_t>(id) >= impl->tokens.size(); });
     return Tokenizer(std::move(impl));

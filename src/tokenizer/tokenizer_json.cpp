@@ -156,7 +156,7 @@ void read_added_tokens(const JsonReader& list, TokenizerSpec& out) {
         if (!token.content.empty()) out.added.push_back(std::move(token));
 }
 
-/// What the post-processor puts around a text must be tokens: the library would hand out whatever number stands there.
+/// What the post-processor puts around a text must be tokens: the library would return any number given there.
 void check_surrounding_ids(const TokenizerSpec& spec, const JsonReader& post_processor) {
     std::set<int32_t> unknown(spec.prefix_ids.begin(), spec.prefix_ids.end());  // a few, where the vocabulary has many
     unknown.insert(spec.suffix_ids.begin(), spec.suffix_ids.end());

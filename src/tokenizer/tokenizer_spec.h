@@ -31,7 +31,7 @@ TokenizerSpec read_tokenizer_json(const std::filesystem::path& path);
 /// text. Input Error that names the key for what is malformed or not known.
 void read_pipeline(const JsonReader& root, TokenizerSpec& out);
 
-/// What transformers 5's LlamaTokenizer makes of tokenizer.model and the files beside it: tokenizer_config.json
+/// What transformers 5's LlamaTokenizer makes of tokenizer.model and the files next to it: tokenizer_config.json
 /// (`legacy`, `add_prefix_space`, `add_bos_token`, `add_eos_token`, `added_tokens_decoder`, named special tokens),
 /// special_tokens_map.json and added_tokens.json. Input Error that names file and key.
 TokenizerSpec read_sentencepiece_tokenizer(const std::filesystem::path& folder);

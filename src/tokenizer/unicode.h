@@ -35,7 +35,7 @@ inline void append(std::string& out, char32_t code_point) {
     out.append(bytes, static_cast<std::size_t>(size));
 }
 
-/// The first byte at or behind `at` that is not ASCII, or the size.
+/// The first byte at or after `at` that is not ASCII, or the size.
 std::size_t skip_ascii(std::string_view text, std::size_t at);
 
 /// White_Space; the same in every version since Unicode 6.3.

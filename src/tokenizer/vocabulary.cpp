@@ -50,7 +50,7 @@ void check_unique(const std::filesystem::path& folder, const spec::Vocabulary& v
 
 // --- byte-level -----------------------------------------------------------------------------------------------------
 
-/// Stands for a step that has no pattern of its own.
+/// Marks a step that has no pattern of its own.
 constexpr std::string_view digits_step = "Digits one by one";
 
 constexpr std::string_view llama3_pattern =

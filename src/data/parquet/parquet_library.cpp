@@ -100,7 +100,7 @@ struct UnslothParquetFile {
             require(batches->ReadNext(&batch));
             row = 0;
             if (!batch) return false;
-            if (!file) require(batch->ValidateFull());  // Arrow's buffers are taken as they lie in the file
+            if (!file) require(batch->ValidateFull());  // Arrow's buffers are used as they are in the file
         }
         write_row();
         ++row;
@@ -133,7 +133,7 @@ struct UnslothParquetFile {
     std::shared_ptr<arrow::RecordBatchReader> batches;
     std::shared_ptr<arrow::RecordBatch> batch;
     int64_t row = 0;
-    std::map<std::string, int> names;  ///< how often each stands in the schema
+    std::map<std::string, int> names;  ///< how often each occurs in the schema
     Out row_text;
 };
 

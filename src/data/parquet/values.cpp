@@ -64,7 +64,7 @@ bool write_image_bytes(const arrow::StructArray& array, int field, int64_t i, Ou
     return true;
 }
 
-/// A struct has the members of all rows: those that this row lacks are null, and are left out.
+/// A struct has the members of all rows: those that this row lacks are null, and are omitted.
 void write_struct(const arrow::StructArray& array, int64_t i, Out& out) {
     out += '{';
     const char* separator = "";

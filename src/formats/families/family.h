@@ -69,12 +69,12 @@ struct Family {
     bool query_beta = false;        ///< reads llama_4_scaling_beta
     bool partial_rotation = false;  ///< reads partial_rotary_factor
     bool longrope_by_old_names =
-        false;  ///< "su" and "yarn" mean longrope, and the original length is beside the object
+        false;  ///< "su" and "yarn" mean longrope, and the original length is next to the object
     enum class Axes : uint8_t { none, sections, interleaved };
     Axes axes = Axes::none;            ///< M-RoPE: how mrope_section is read
     bool ropes_by_layer_type = false;  ///< one for layers of full attention, one for those with a window
     const FamilyKeys* keys = nullptr;  ///< nullptr: it has none
-    /// An object: values of keys that config.json may leave out, where they are not those that all families share.
+    /// An object: values of keys that config.json may omit, if they differ from those that all families share.
     std::string_view defaults = {};
 };
 
@@ -84,9 +84,9 @@ struct Whole {
     std::string_view text_type;  ///< of the part, where its text_config does not say
     bool tied = false;           ///< tie_word_embeddings where config.json does not say; the part's own does not count
     spec::PartNames names = spec::PartNames::before;
-    /// config.json may have the text part's keys beside vision_config, in no object of their own.
+    /// config.json may have the text part's keys next to vision_config, in no object of their own.
     bool flat = false;
-    /// Fills spec.vision from the whole config.json; nullptr: this program does not run the part that sees.
+    /// Fills spec.vision from the whole config.json; nullptr: this program does not run the vision part.
     void (*read_vision)(const JsonReader& config, spec::ModelSpec& spec) = nullptr;
 };
 const Whole* find_whole(std::string_view model_type);

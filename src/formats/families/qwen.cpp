@@ -40,7 +40,7 @@ constinit const Family qwen2_family = {
     .model_type = "qwen2",
     .class_name = "Qwen2ForCausalLM",
     .gguf = {.name = "qwen2", .any_head_size = false, .large = GgufArchitecture::Large::all},
-    .head_dim_key = false,  // but every version of the class reads the key where it stands
+    .head_dim_key = false,  // but every version of the class reads the key if it is there
     .qkv_bias = true,
     .keys = &qwen_keys};
 

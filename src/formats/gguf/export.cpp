@@ -106,7 +106,7 @@ Item adapter_item(std::string name, const TensorView& tensor) {
     return item;
 }
 
-/// Of an adapter of experts, A [E, r, K] as it lies, and of B, [N, r E] with the experts innermost, some rows as
+/// Of an adapter of experts: A [E, r, K] as stored, and of B, [N, r E] with the experts innermost, some rows as
 /// [E, rows, r].
 Item experts_a_item(std::string name, const TensorView& a, int64_t experts) {
     Item item = adapter_item(std::move(name), a);

@@ -18,7 +18,7 @@ using Ints = int32_t __attribute__((vector_size(lane_count * sizeof(int32_t))));
 
 /// Nearest integers, ties to even, of magnitudes below 2^22; anything else gives some integer below 2^23.
 UNSLOTH_LANES void round_lanes(const Floats& values, Ints& out) {
-    const Floats shifted = values + 12582912.0F;  // 1.5 * 2^23: the integer then stands in the low mantissa bits
+    const Floats shifted = values + 12582912.0F;  // 1.5 * 2^23: the integer is then in the low mantissa bits
     Ints bits;
     std::memcpy(&bits, &shifted, sizeof bits);
     out = (bits & 0x007FFFFF) - 0x00400000;

@@ -137,7 +137,7 @@ UNSLOTH_LANES void pack_six_bits(const AffineFit& fit, float largest_scale, floa
     }
 }
 
-/// The head of a block (the two halves, the packed scales) and the codes [256] that go with the rounded scales.
+/// The head of a block (the two halves, the packed scales) and the quantized values [256] for the rounded scales.
 UNSLOTH_LANES void affine_block(const float* x, int largest_code, const AffineFit& fit, uint8_t* head, uint8_t* codes) {
     float largest_scale = 0, largest_min = 0;
     for (int j = 0; j < lane_count; ++j) {

@@ -12,7 +12,7 @@ namespace unsloth::formats::gguf {
 inline constexpr int small_block = 32;   ///< Q4_0, Q5_0, Q5_1, Q8_0
 inline constexpr int super_block = 256;  ///< the K types
 
-// Bytes of a block and where its parts lie.
+// Bytes of a block and the offsets of its parts.
 namespace q4_0 {
 inline constexpr int scale = 0, codes = 2, bytes = 18;
 }
@@ -67,8 +67,8 @@ inline float load_half(const uint8_t* at) {
     return f16_to_f32(half);
 }
 
-/// Eight 6-bit scales and eight 6-bit minima in twelve bytes: the first four of each take the low bits of a byte; the
-/// last four lie in nibbles (scale low, minimum high), their upper two bits on top of the first four's bytes.
+/// Eight 6-bit scales and eight 6-bit minima in twelve bytes: the first four of each take the low bits of a byte. The
+/// last four are in nibbles (scale low, minimum high), their upper two bits on top of the first four's bytes.
 struct SixBits {
     uint8_t scale, min;
 };

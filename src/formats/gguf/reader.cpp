@@ -116,7 +116,7 @@ GgufField read_field(Cursor& cursor) {
     return field;
 }
 
-/// A tensor's description; `offset` takes where its data lies behind the header. Its `data` is not set.
+/// A tensor's description; `offset` receives the offset of its data after the header. Its `data` is not set.
 GgufTensor read_tensor(Cursor& cursor, uint64_t* offset, uint64_t* bytes) {
     GgufTensor tensor;
     tensor.name = cursor.name(gguf::longest_name, "a tensor's name");
@@ -248,7 +248,7 @@ GgufFile::GgufFile(const std::filesystem::path& path) : map_(path) {
     const auto tensor_count = cursor.number<uint64_t>("the number of tensors");
     const auto field_count = cursor.number<uint64_t>("the number of fields");
 
-    // Nothing is reserved by a count: each entry takes bytes, so a count that lies runs into the end of the file.
+    // Nothing is reserved by a count: each entry takes bytes, so a false count runs into the end of the file.
     std::unordered_set<std::string> seen;
     for (uint64_t i = 0; i < field_count; ++i) {
         fields_.push_back(read_field(cursor));

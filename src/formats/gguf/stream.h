@@ -17,8 +17,8 @@ struct Item {
     /// Rows [begin, end) of the source in fp32; safe from several threads.
     std::function<void(int64_t begin, int64_t end, float* out)> read;
     std::function<void()> drop;  ///< tells the system that the source's pages were consumed; may be empty
-    /// > 0: rows are those of q or k, in heads of so many. Where the checkpoint's RoPE turns rows i and i + head_dim /
-    /// 2 of a head together, llama.cpp's turns 2 i and 2 i + 1: the file has the rows in that order.
+    /// > 0: rows are those of q or k, in heads of `head_dim` rows. Where the checkpoint's RoPE turns rows i and
+    /// i + head_dim / 2 of a head together, llama.cpp's turns 2 i and 2 i + 1: the file has the rows in that order.
     int64_t head_dim = 0;
     float factor = 1;  ///< multiplied into all values
 

@@ -34,7 +34,7 @@ Decoder& decoder_of(j_common_ptr info) {
     std::longjmp(decoder.out, 1);
 }
 
-/// Warnings are passed over, as Pillow does; but not a file that ends too early, whose rest would be grey.
+/// Ignores warnings, as Pillow does, except for a file that ends too early, whose rest would be grey.
 void heed(j_common_ptr info, int level) {
     if (level >= 0 || info->err->msg_code != JWRN_JPEG_EOF) return;
     decoder_of(info).cut = true;

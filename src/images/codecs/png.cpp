@@ -67,7 +67,7 @@ bool read_info(Opened& opened) {
     png_set_read_fn(opened.png, &opened.source, read_bytes);
     // Of the optional chunks tRNS alone says something about pixels.
     png_set_keep_unknown_chunks(opened.png, PNG_HANDLE_CHUNK_NEVER, nullptr, -1);
-    png_set_user_limits(opened.png, 0x7FFFFFFF, 0x7FFFFFFF);  // whoever calls has limits of their own
+    png_set_user_limits(opened.png, 0x7FFFFFFF, 0x7FFFFFFF);  // the caller has limits of its own
     png_read_info(opened.png, opened.info);
     return true;
 }

@@ -1,4 +1,4 @@
-// Expressions: what stands between {{ and }} and in the heads of statements.
+// Expressions: the text between {{ and }} and in the heads of statements.
 #pragma once
 
 #include <algorithm>

@@ -51,7 +51,7 @@ class Bound {
     }
     /// A string; Failure for another type.
     const std::string& string(std::size_t i) const;
-    /// Those from `first` on by position, and the named ones, behind `value`.
+    /// Those from `first` on by position, and the named ones, after `value`.
     Arguments rest_behind(const Value& value, std::size_t first) const;
 
   private:

@@ -94,7 +94,7 @@ class Lexer {
         if (!data.empty()) add(Kind::data, std::string(data));
     }
 
-    /// Behind "%}", "-%}" and "+%}" (or "#}") at `position`, with what they take along; 0 without one.
+    /// The position after "%}", "-%}" and "+%}" (or "#}") at `position` and after what they strip; 0 without one.
     std::size_t behind_end(std::size_t position, char type) const {
         const char sign = sign_at(position);
         const std::size_t end = position + (sign == '\0' ? 0 : 1);

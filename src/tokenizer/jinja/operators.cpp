@@ -52,7 +52,7 @@ Value concatenated(const Value& a, const Value& b) {
     return of_kind(a, std::move(items));
 }
 
-/// `part`, a text or a list, so many times over; `check` refuses sizes beyond `longest`.
+/// `part`, a text or a list, repeated `times` times; `check` refuses sizes beyond `longest`.
 template <class Part>
 Part repeated(const Part& part, const Value& times, std::size_t longest, void (*check)(std::size_t)) {
     const auto count = static_cast<std::size_t>(std::max<int64_t>(0, to_index(times, "a repetition")));
@@ -90,8 +90,8 @@ Value no_element(const Value& value, const Value& key) {
                                 may_have ? " that is supported in chat templates" : ""));
 }
 
-/// A method, or what an object has by that name. What Python has and templates may not touch or do not use is told as
-/// such: a key of that name must not be taken for it.
+/// A method, or an object's attribute of that name. Python's attributes that templates may not touch or do not use are
+/// reported as such: a key of that name must not be taken for them.
 std::optional<Value> attribute(const Value& value, const std::string& name) {
     static constexpr std::string_view dict_only[] = {"clear",   "copy",       "fromkeys", "pop",
                                                      "popitem", "setdefault", "update",   "values"};

@@ -21,7 +21,7 @@ class LoopVariable : public Object {
         return true;
     }
     const Value& current() const { return current_; }
-    /// A loop variable that was put away must not hold on to the frame that it lies in.
+    /// A loop variable that a template saved must not keep alive the frame that contains it.
     void end() {
         passes_ = nullptr;
         items_.clear();

@@ -27,7 +27,7 @@ class Namespace;
 struct Rendering {
     std::string output;
     int captures = 0;                 ///< how many texts are being written into values
-    int depth = 0;                    ///< of statements and expressions that are under way
+    int depth = 0;                    ///< of statements and expressions that are running
     const Value* caller = nullptr;    ///< of the {% call %} whose call is evaluated next
     const Value* filtered = nullptr;  ///< text of the {% filter %} whose filters are evaluated
     std::vector<std::pair<std::size_t, std::size_t>> generations;
@@ -72,7 +72,7 @@ struct Expression {
 };
 using ExpressionPtr = std::shared_ptr<const Expression>;
 
-/// What stands between the parentheses of a call.
+/// The text between the parentheses of a call.
 struct CallArguments {
     std::vector<ExpressionPtr> positional;
     std::vector<std::pair<std::string, ExpressionPtr>> named;
@@ -97,7 +97,7 @@ using Statement = std::function<Flow(const Frame&)>;
 using Body = std::vector<Statement>;
 Flow run(const Body& body, const Frame& frame);
 
-/// What stands in front of = or behind `for`: a name, a namespace's member, or several of them.
+/// The target before = or after `for`: a name, a namespace's member, or several of them.
 struct Target {
     Place at;
     int id = -1;

@@ -1,4 +1,4 @@
-// Statements: {% … %}, and what stands between them.
+// Statements: {% … %}, and the text between them.
 #include "tokenizer/jinja/expressions.h"
 
 namespace unsloth::tokenizer::jinja {
@@ -77,7 +77,7 @@ class Parser : public ExpressionParser {
         return out;
     }
 
-    /// Behind a statement's head: its body, with the end tag's name left as the current token.
+    /// After a statement's head: its body, with the end tag's name left as the current token.
     Body block(Ends ends) {
         skip_op(":");
         expect(Kind::block_end);

@@ -65,7 +65,7 @@ Value dict_get(const Bound& a) {
 
 // Filters, whose value need be no string.
 
-/// Each word begins in upper case; words also begin behind hyphens and opening brackets (unlike str.title).
+/// Each word begins in upper case; words also begin after hyphens and opening brackets (unlike str.title).
 std::string title_filter(std::string_view s) {
     const auto separates = [](char32_t c) {
         constexpr std::u32string_view others = U"-({[<";

@@ -202,7 +202,7 @@ std::string upper(std::string_view s) {
 
 std::string capitalize(std::string_view s) {
     if (s.empty()) return {};
-    // Lowered with what stands before it, on which a final sigma depends.
+    // Lowered together with the text before it, on which a final sigma depends.
     const std::string_view first = s.substr(0, byte_of(s, 1));
     return title_character(s) + lower(s).substr(lower(first).size());
 }

@@ -37,7 +37,7 @@ std::vector<std::string_view> split_white_space(std::string_view s, int64_t limi
 std::vector<std::string_view> split(std::string_view s, std::string_view separator, int64_t limit);
 /// Without the line ends.
 std::vector<std::string_view> split_lines(std::string_view s);
-/// Where `part` first or last stands in `s`, or npos; looking takes steps by how long it may take.
+/// The first or last position of `part` in `s`, or npos; a search charges steps by how long it may take.
 std::size_t find(std::string_view s, std::string_view part);
 std::size_t find_last(std::string_view s, std::string_view part);
 

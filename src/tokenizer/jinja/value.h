@@ -79,7 +79,7 @@ class Budget {
     int64_t* outer_;
 };
 
-/// Counts steps of the rendering under way on this thread; Failure when all of them are used up. A step is worth
+/// Counts steps of the rendering that runs on this thread; Failure when all of them are used up. A step is worth
 /// about 40 ns: eight characters looked at one by one, or 32 bytes copied or searched. Outside of a rendering nothing
 /// is counted.
 inline void charge(std::size_t steps) {
