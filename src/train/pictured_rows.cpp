@@ -8,6 +8,7 @@
 #include "unsloth/core/utf8.h"
 #include "unsloth/data/show.h"
 #include "unsloth/data/thumbnail.h"
+#include "unsloth/data/vision.h"
 
 namespace unsloth::train {
 namespace {
@@ -46,7 +47,7 @@ std::string pictured_rows(const data::Dataset& rows, const session::OpenedModel&
         std::vector<data::Sample> row = {rows.sample(i)};
         std::vector<std::string> urls;
         try {
-            rows.load_pixels(row);
+            data::load_pixels(row, rows.vision());  // also where kept features take their place in training
             for (std::size_t k = 0; k < std::min(row[0].images.size(), most_images); ++k)
                 urls.push_back(data::thumbnail_of(row[0].images[k], rows.vision()));
         } catch (const Error&) {

@@ -87,7 +87,7 @@ class Vision(Seeing):
         pictured = read_rows(out / "pictured_rows.jsonl")
         self.assertEqual([row["row"] for row in pictured], [i for i, _ in given])
         page = self.folder / "page.html"
-        self.succeed("report", out, "--out", page)
+        self.succeed("report", out, "--out", page, "--force")
         html = page.read_text()
         for row, (_, images) in zip(pictured, given):
             self.assertEqual(len(row["images"]), min(len(images), 4))

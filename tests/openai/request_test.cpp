@@ -433,7 +433,7 @@ TEST(OpenaiRequest, ImagesOfResponses) {
         refused(cat(R"(, "image_url": ")", url, "\""), ".image_url", "unsupported");
     refused(R"(, "image_url": "data:,", "detail": "low")", ".detail", "unsupported");
     refused(R"(, "file_id": "file-1")", ".file_id", "unsupported");
-    refused(R"(, "image_url": "data:,", "path": "/a")", "", "invalid_value");
+    refused(R"(, "image_url": "data:,", "path": "/a")", ".path", "unknown_parameter");
     expect_refusal([&] { with(good + R"(, {"type": "input_file"})", sees); }, "input[0].content[1].type",
                    "unsupported");
 }
