@@ -44,7 +44,10 @@ install_wheel() {
     echo "$hash" >.deps/wheel/stamp
 }
 
-wheel=$(find dist -maxdepth 1 -name 'unsloth_train-*.whl' -printf '%T@ %p\n' 2>/dev/null | sort -n | tail -n 1 | cut -d' ' -f2-)
+wheel=  # the newest; there may be no dist
+for found in dist/unsloth_train-*.whl; do
+    if [ -f "$found" ] && { [ -z "$wheel" ] || [ "$found" -nt "$wheel" ]; }; then wheel=$found; fi
+done
 if [ -z "$preset" ] && [ -n "$wheel" ]; then
     install_wheel "$wheel"
 else

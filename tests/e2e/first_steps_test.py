@@ -5,6 +5,7 @@ import os
 import pathlib
 import re
 import shlex
+import shutil
 import subprocess
 
 from support import (
@@ -13,6 +14,7 @@ from support import (
     INPUT,
     LEGAL_BASE,
     LLAMA,
+    PROGRAM,
     RUNTIME,
     SOURCE,
     TEXT_LLAMA,
@@ -33,6 +35,28 @@ def chat_model(test):
     template += "{% if add_generation_prompt %}[assistant] {% endif %}"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"chat_template": template}))
     return folder
+
+
+class Quickstart(EndToEnd):
+    """A clone in which nothing was built: of the build there is only its result."""
+
+    def test_a_fresh_clone_trains_the_example(self):
+        scripts = self.folder / "scripts"
+        scripts.mkdir()
+        for name in ("quickstart.sh", "lib.sh"):
+            shutil.copy(SOURCE / "scripts" / name, scripts)
+        (self.folder / "examples").symlink_to(SOURCE / "examples")
+        build = scripts / "build.sh"
+        build.write_text(f'#!/bin/sh\nmkdir -p build/"$1"\nln -s "{PROGRAM}" build/"$1"/unsloth-train\n')
+        build.chmod(0o755)
+        steps = ["--training.max_steps", "4", "--training.eval_steps", "2"]
+        run = subprocess.run(
+            ["bash", scripts / "quickstart.sh", *steps], capture_output=True, text=True, env=environment()
+        )
+        self.assertEqual(run.returncode, 0, run.stdout + run.stderr)
+        for words in ("What the run did", "answer after", "out/legal/adapter_model.safetensors"):
+            self.assertIn(words, run.stdout)
+        self.assertTrue((self.folder / "out/legal/adapter_model.safetensors").is_file())
 
 
 class FirstSteps(EndToEnd):
