@@ -2,6 +2,7 @@
 
 #include <zlib.h>
 
+#include <algorithm>
 #include <string_view>
 #include <vector>
 
@@ -68,6 +69,12 @@ std::string thumbnail_of(const Image& image, const VisionRows& vision) {
     const std::string file =
         png_of(images::picture_of(vision.processor, {image.grid_h, image.grid_w, 0}, *image.pixels, thumbnail_side));
     return "data:image/png;base64," + base64_of(file);
+}
+
+std::vector<std::string> thumbnails_of(const std::vector<Image>& images, const VisionRows& vision, std::size_t most) {
+    std::vector<std::string> urls;
+    for (std::size_t i = 0; i < std::min(images.size(), most); ++i) urls.push_back(thumbnail_of(images[i], vision));
+    return urls;
 }
 
 }  // namespace unsloth::data

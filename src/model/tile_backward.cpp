@@ -32,9 +32,10 @@ class TileBackward {
         const at::Tensor& g_PC = blocks_.g();
         g_PC.zero_();
         add_output(0);
-        const int64_t behind = spec_.depth + 1;  // the slot of the first global block
+        const int64_t first_global = spec_.depth + 1;  // a slot
         for (int64_t i = tiles_.global_depth - 1; i >= 0; --i)
-            blocks_.block(w_.global_blocks[static_cast<std::size_t>(i)], slot(behind + i), ranges_, /*lowest=*/false);
+            blocks_.block(w_.global_blocks[static_cast<std::size_t>(i)], slot(first_global + i), ranges_,
+                          /*lowest=*/false);
         const at::Tensor dy_PC = matrix_of(b_.backward.dh, tiles_.tower_rows(), spec_.hidden_size);
         ops::copy_2d(ctx_, g_PC, dy_PC);
         g_PC.zero_();

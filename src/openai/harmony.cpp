@@ -61,7 +61,7 @@ nlohmann::ordered_json harmony_row(nlohmann::ordered_json row) {
         const std::string where = cat("messages[", i, "].tool_calls");
         if (calls->size() > 1)
             throw unsupported(cat("'", where, "': a message of harmony has one call, found ", calls->size(),
-                                  ". Send a message for each call, with its result behind it."),
+                                  ". Send a message for each call, followed by its result."),
                               where);
         const auto content = message.find("content");
         if (calls->empty() || content == message.end() || !content->is_string() || *content == "") continue;

@@ -36,10 +36,7 @@ int64_t Sight::most_patches(int64_t tokens) const {
 }
 
 std::vector<std::string> Sight::thumbnails(const std::vector<data::Image>& images, std::size_t most) const {
-    std::vector<std::string> urls;
-    for (const data::Image& image : images)
-        if (urls.size() < most) urls.push_back(data::thumbnail_of(image, *vision_));
-    return urls;
+    return data::thumbnails_of(images, *vision_, most);
 }
 
 int64_t Sight::image_room(int64_t pass_tokens, int64_t rows, int64_t images) const {

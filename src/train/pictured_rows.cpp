@@ -48,10 +48,8 @@ std::string pictured_rows(const data::Dataset& rows, const session::OpenedModel&
         std::vector<std::string> urls;
         try {
             data::load_pixels(row, rows.vision());  // also where kept features take their place in training
-            for (std::size_t k = 0; k < std::min(row[0].images.size(), most_images); ++k)
-                urls.push_back(data::thumbnail_of(row[0].images[k], rows.vision()));
-        } catch (const Error&) {
-            urls.clear();
+            urls = data::thumbnails_of(row[0].images, rows.vision(), most_images);
+        } catch (const Error&) {  // training refuses the image when its row comes
         }
         lines +=
             picture_of(row[0], tokenizer, urls).dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) +

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "unsloth/data/vision.h"
 
@@ -11,5 +12,7 @@ inline constexpr int32_t thumbnail_side = 96;  ///< pixels at most; 28 kB of the
 
 /// What the model sees of an image with pixels, as a data: URL of a PNG file.
 std::string thumbnail_of(const Image& image, const VisionRows& vision);
+/// The same of the first `most` images.
+std::vector<std::string> thumbnails_of(const std::vector<Image>& images, const VisionRows& vision, std::size_t most);
 
 }  // namespace unsloth::data

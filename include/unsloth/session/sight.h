@@ -41,7 +41,7 @@ class Sight {
     /// them run at a time, in passes of `pass_tokens`.
     int64_t image_room(int64_t pass_tokens, int64_t rows, int64_t images) const;
 
-    /// data::thumbnail_of() of images with pixels, the first `most` of them.
+    /// data::thumbnails_of() of images with pixels.
     std::vector<std::string> thumbnails(const std::vector<data::Image>& images, std::size_t most) const;
 
     /// What is refused before anything is decoded.
