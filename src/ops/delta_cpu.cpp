@@ -190,12 +190,20 @@ void add_over_tokens(const at::Tensor& terms_TH, const at::Tensor& to_H) {
 
 }  // namespace
 
-void delta_forward(const DeltaShape& shape, const Segments& segments, const DeltaInputs& in, const at::Tensor& o_THv) {
+void delta_forward(const DeltaShape& shape, const Segments& segments, const DeltaInputs& in, const at::Tensor& o_THv,
+                   const Kept& kept) {
     const int64_t k = shape.key_dim, v = shape.value_dim, served = shape.value_heads / shape.key_heads;
     const Rows out_rows(o_THv);
     each_key_head(shape, segments, [&](size_t segment, int64_t key_head) {
         Scan s(shape, in);
         std::vector<float> states(Scan::size(served * k * v)), out(Scan::size(v));
+        float* const own = kept.values.defined() ? kept.values.mutable_data_ptr<float>() +
+                                                       (kept.rows_device.const_data_ptr<int32_t>()[segment] *
+                                                            shape.value_heads +
+                                                        key_head * served) *
+                                                           k * v
+                                                 : nullptr;
+        if (own != nullptr) std::copy_n(own, states.size(), states.data());
         for (int64_t t = segments.q_offsets[segment]; t < segments.q_offsets[segment + 1]; ++t) {
             s.read_keys(t, key_head);
             for (int64_t i = 0; i < served; ++i) {
@@ -208,6 +216,7 @@ void delta_forward(const DeltaShape& shape, const Segments& segments, const Delt
                 out_rows.write(t, key_head * served + i, out.data());
             }
         }
+        if (own != nullptr) std::copy(states.begin(), states.end(), own);
     });
 }
 

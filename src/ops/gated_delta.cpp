@@ -6,6 +6,9 @@
 #include "ops/cpu_rows.h"
 #include "ops/delta_cpu.h"
 #include "unsloth/ops/profiler.h"
+#ifdef UNSLOTH_CUDA
+#include "ops/gated_delta_cuda.h"
+#endif
 
 namespace unsloth::ops {
 namespace {
@@ -29,14 +32,40 @@ std::vector<int32_t> starts(const Segments& segments) {
     return of_token;
 }
 
-/// The sums before SiLU of one channel's taps; `first`: of the token's segment.
-float convolve(const cpu::Rows& x, const float* taps, int64_t width, int64_t t, int64_t first, int64_t channel) {
+/// The sums before SiLU of one channel's taps; `first`: of the token's segment; before: the rows before it, if any.
+float convolve(const cpu::Rows& x, const float* taps, int64_t width, int64_t t, int64_t first, int64_t channel,
+               const cpu::Rows* before = nullptr) {
     float sum = 0, value = 0;
-    for (int64_t tap = std::max<int64_t>(0, width - 1 - (t - first)); tap < width; ++tap) {
-        x.read_into(t - (width - 1 - tap), channel, 1, &value);
+    for (int64_t tap = 0; tap < width; ++tap) {
+        const int64_t token = t - (width - 1 - tap);
+        if (token >= first)
+            x.read_into(token, channel, 1, &value);
+        else if (before != nullptr)
+            before->read_into(token - first + width - 1, channel, 1, &value);
+        else
+            continue;
         sum += taps[tap] * value;
     }
     return sum;
+}
+
+/// A segment's last rows, after the convolution has read the ones before it.
+void keep_rows(const at::Tensor& x_TC, int64_t first, int64_t end, const at::Tensor& rows_wC) {
+    const int64_t count = rows_wC.size(0), more = std::min(count, end - first);
+    if (more < count) rows_wC.narrow(0, 0, count - more).copy_(rows_wC.narrow(0, more, count - more).clone());
+    rows_wC.narrow(0, count - more, more).copy_(x_TC.narrow(0, end - more, more));
+}
+
+/// `kept` fits segments of values of this type and of these sizes behind the rows.
+void check_kept(const Context& ctx, const Segments& segments, const Kept& kept, at::IntArrayRef sizes,
+                at::ScalarType type) {
+    if (!kept.values.defined()) return;
+    std::vector<int64_t> all{kept.values.size(0)};
+    all.insert(all.end(), sizes.begin(), sizes.end());
+    check_contiguous(ctx, "kept", kept.values, all, type);
+    UNSLOTH_CHECK(kept.rows_device.scalar_type() == at::kInt && kept.rows_device.is_contiguous() &&
+                      kept.rows_device.numel() >= segments.count() && kept.rows_device.device() == ctx.device(),
+                  "rows of what ", segments.count(), " segments keep");
 }
 
 void check_heads(const Context& ctx, const char* name, const at::Tensor& x, const at::Tensor& like) {
@@ -67,27 +96,44 @@ void check_delta(const Context& ctx, const DeltaShape& shape, const Segments& se
 }  // namespace
 
 void short_conv_forward(Context& ctx, const Segments& segments, const at::Tensor& x_TC, const at::Tensor& weight_Cw,
-                        const at::Tensor& y_TC) {
+                        const at::Tensor& y_TC, const Kept& kept) {
     const Region region(ctx, "short_conv");
     check_segments(segments, x_TC);
     check_compute_tensor(ctx, "x", x_TC, x_TC.sizes());
     check_tensor(ctx, "y", y_TC, x_TC.sizes(), x_TC.scalar_type());
     const int64_t channels = x_TC.size(1), width = weight_Cw.size(-1);
     check_contiguous(ctx, "weight", weight_Cw, {channels, width}, at::kFloat);
+    check_kept(ctx, segments, kept, {width - 1, channels}, x_TC.scalar_type());
+#ifdef UNSLOTH_CUDA
+    if (ctx.is_cuda()) return short_conv_forward_cuda(ctx, segments, x_TC, weight_Cw, y_TC, kept);
+#endif
     const cpu::Rows x(x_TC), y(y_TC);
     const std::vector<int32_t> first = starts(segments);
+    std::vector<cpu::Rows> before;  // by segment
+    std::vector<std::size_t> segment_of;
+    const auto kept_rows = [&](std::size_t s) {
+        return kept.values[kept.rows_device.const_data_ptr<int32_t>()[s]];
+    };
+    if (kept.values.defined())
+        for (std::size_t s = 0; s + 1 < segments.q_offsets.size(); ++s) {
+            before.emplace_back(kept_rows(s));
+            segment_of.resize(static_cast<std::size_t>(segments.q_offsets[s + 1]), s);
+        }
     const float* const taps = weight_Cw.const_data_ptr<float>();
     at::parallel_for(
         0, static_cast<int64_t>(first.size()), cpu::grain_size(8 * channels), [&](int64_t from, int64_t to) {
             std::vector<float> out(static_cast<size_t>(channels));
             for (int64_t t = from; t < to; ++t) {
                 for (int64_t c = 0; c < channels; ++c) {
-                    const float sum = convolve(x, taps + c * width, width, t, first[static_cast<size_t>(t)], c);
+                    const float sum = convolve(x, taps + c * width, width, t, first[static_cast<size_t>(t)], c,
+                                               before.empty() ? nullptr : &before[segment_of[static_cast<size_t>(t)]]);
                     out[static_cast<size_t>(c)] = sum * sigmoid(sum);
                 }
                 y.write(t, out.data());
             }
         });
+    for (std::size_t s = 0; s < before.size(); ++s)
+        keep_rows(x_TC, segments.q_offsets[s], segments.q_offsets[s + 1], kept_rows(s));
 }
 
 void short_conv_backward(Context& ctx, const Segments& segments, const at::Tensor& dy_TC, const at::Tensor& x_TC,
@@ -100,6 +146,9 @@ void short_conv_backward(Context& ctx, const Segments& segments, const at::Tenso
     const int64_t channels = x_TC.size(1), width = weight_Cw.size(-1);
     check_contiguous(ctx, "weight", weight_Cw, {channels, width}, at::kFloat);
     if (dweight_Cw.defined()) check_contiguous(ctx, "dweight", dweight_Cw, {channels, width}, at::kFloat);
+#ifdef UNSLOTH_CUDA
+    if (ctx.is_cuda()) return short_conv_backward_cuda(ctx, segments, dy_TC, x_TC, weight_Cw, dx_TC, dweight_Cw);
+#endif
     const cpu::Rows x(x_TC), dy(dy_TC);
     const std::vector<int32_t> first = starts(segments);
     const auto tokens = static_cast<int64_t>(first.size());
@@ -134,10 +183,23 @@ void short_conv_backward(Context& ctx, const Segments& segments, const at::Tenso
 }
 
 void delta_rule_forward(Context& ctx, const DeltaShape& shape, const Segments& segments, const DeltaInputs& in,
-                        const at::Tensor& o_THv) {
+                        const at::Tensor& o_THv, const Kept& kept) {
     const Region region(ctx, "delta_rule");
     check_delta(ctx, shape, segments, in, o_THv);
-    cpu::delta_forward(shape, segments, in, o_THv);
+    check_kept(ctx, segments, kept, {shape.value_heads, shape.key_dim, shape.value_dim}, at::kFloat);
+#ifdef UNSLOTH_CUDA
+    if (ctx.is_cuda()) return delta_forward_cuda(ctx, shape, segments, in, o_THv, kept);
+#endif
+    cpu::delta_forward(shape, segments, in, o_THv, kept);
+}
+
+int64_t delta_rule_workspace([[maybe_unused]] const DeltaShape& shape, [[maybe_unused]] at::ScalarType dtype,
+                             [[maybe_unused]] at::Device device, [[maybe_unused]] int64_t tokens,
+                             [[maybe_unused]] int64_t segments, [[maybe_unused]] bool backward) {
+#ifdef UNSLOTH_CUDA
+    if (device.is_cuda()) return delta_workspace_cuda(shape, dtype, tokens, segments, backward);
+#endif
+    return 0;
 }
 
 int64_t delta_state_elements(const DeltaShape& shape, int64_t tokens, int64_t segments) {
@@ -156,6 +218,9 @@ void delta_rule_backward(Context& ctx, const DeltaShape& shape, const Segments& 
     UNSLOTH_CHECK(states.is_contiguous() && states.scalar_type() == at::kFloat, "states of ", states.scalar_type());
     UNSLOTH_CHECK(states.numel() >= delta_state_elements(shape, segments.q_offsets.back(), segments.count()),
                   states.numel(), " elements for states");
+#ifdef UNSLOTH_CUDA
+    if (ctx.is_cuda()) return delta_backward_cuda(ctx, shape, segments, in, do_THv, states, out);
+#endif
     cpu::delta_backward(shape, segments, in, do_THv, states, out);
 }
 
@@ -167,6 +232,9 @@ void gated_norm_forward(Context& ctx, const at::Tensor& x_THv, const at::Tensor&
     check_heads(ctx, "y", y_THv, x_THv);
     const int64_t heads = x_THv.size(1), v = x_THv.size(2);
     check_contiguous(ctx, "weight", weight_v, {v}, at::kFloat);
+#ifdef UNSLOTH_CUDA
+    if (ctx.is_cuda()) return gated_norm_forward_cuda(ctx, x_THv, z_THv, weight_v, eps, y_THv);
+#endif
     const cpu::Rows x_rows(x_THv), z_rows(z_THv), y_rows(y_THv);
     const float* const weight = weight_v.const_data_ptr<float>();
     at::parallel_for(0, x_THv.size(0), cpu::grain_size(8 * heads * v), [&](int64_t from, int64_t to) {
@@ -195,6 +263,10 @@ void gated_norm_backward(Context& ctx, const at::Tensor& dy_THv, const at::Tenso
     const int64_t tokens = x_THv.size(0), heads = x_THv.size(1), v = x_THv.size(2);
     check_contiguous(ctx, "weight", weight_v, {v}, at::kFloat);
     if (dweight_v.defined()) check_contiguous(ctx, "dweight", dweight_v, {v}, at::kFloat);
+#ifdef UNSLOTH_CUDA
+    if (ctx.is_cuda())
+        return gated_norm_backward_cuda(ctx, dy_THv, x_THv, z_THv, weight_v, eps, dx_THv, dz_THv, dweight_v);
+#endif
     const cpu::Rows dy_rows(dy_THv), x_rows(x_THv), z_rows(z_THv), dx_rows(dx_THv), dz_rows(dz_THv);
     const float* const weight = weight_v.const_data_ptr<float>();
     const size_t size = static_cast<size_t>(v);
@@ -226,11 +298,21 @@ void gated_norm_backward(Context& ctx, const at::Tensor& dy_THv, const at::Tenso
     for (size_t i = 0; i < dweight.size(); ++i) dweight_v.mutable_data_ptr<float>()[i % size] += dweight[i];
 }
 
+int64_t gated_norm_workspace([[maybe_unused]] at::Device device, [[maybe_unused]] int64_t columns) {
+#ifdef UNSLOTH_CUDA
+    if (device.is_cuda()) return gated_norm_workspace_cuda(columns);
+#endif
+    return 0;
+}
+
 void sigmoid_gate_forward(Context& ctx, const at::Tensor& x_THd, const at::Tensor& gate_THd, const at::Tensor& y_THd) {
     const Region region(ctx, "sigmoid_gate");
     check_compute_tensor(ctx, "x", x_THd, x_THd.sizes());
     check_heads(ctx, "gate", gate_THd, x_THd);
     check_heads(ctx, "y", y_THd, x_THd);
+#ifdef UNSLOTH_CUDA
+    if (ctx.is_cuda()) return sigmoid_gate_forward_cuda(ctx, x_THd, gate_THd, y_THd);
+#endif
     const int64_t heads = x_THd.size(1), d = x_THd.size(2);
     const cpu::Rows x_rows(x_THd), gate_rows(gate_THd), y_rows(y_THd);
     at::parallel_for(0, x_THd.size(0), cpu::grain_size(8 * heads * d), [&](int64_t from, int64_t to) {
@@ -253,6 +335,9 @@ void sigmoid_gate_backward(Context& ctx, const at::Tensor& dy_THd, const at::Ten
     check_heads(ctx, "gate", gate_THd, x_THd);
     check_heads(ctx, "dx", dx_THd, x_THd);
     check_heads(ctx, "dgate", dgate_THd, x_THd);
+#ifdef UNSLOTH_CUDA
+    if (ctx.is_cuda()) return sigmoid_gate_backward_cuda(ctx, dy_THd, x_THd, gate_THd, dx_THd, dgate_THd);
+#endif
     const int64_t heads = x_THd.size(1), d = x_THd.size(2);
     const cpu::Rows dy_rows(dy_THd), x_rows(x_THd), gate_rows(gate_THd), dx_rows(dx_THd), dgate_rows(dgate_THd);
     at::parallel_for(0, x_THd.size(0), cpu::grain_size(8 * heads * d), [&](int64_t from, int64_t to) {

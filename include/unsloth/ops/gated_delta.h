@@ -21,10 +21,17 @@ struct DeltaShape {
 /// Tokens between the states that a backward pass begins from.
 inline constexpr int64_t delta_chunk = 64;
 
+/// Memory between calls (decoding, a sequence in parts): segment s continues what row rows[s] of `values` holds, and
+/// leaves its own end there. Rows of segments differ. No values: segments begin with zeros, and leave nothing.
+struct Kept {
+    at::Tensor values;       ///< contiguous; [N, w - 1, C] of x's dtype (convolution), [N, H, k, v] of fp32 (delta rule)
+    at::Tensor rows_device;  ///< int32, an entry for each segment; on the CPU where the context is
+};
+
 /// y_TC = silu of a convolution of each channel over its segment's tokens: the last tap is of the token itself.
-/// weight_Cw: fp32, contiguous. x and y may not overlap.
+/// weight_Cw: fp32, contiguous; on CUDA w is at most 8. x and y may not overlap.
 void short_conv_forward(Context& ctx, const Segments& segments, const at::Tensor& x_TC, const at::Tensor& weight_Cw,
-                        const at::Tensor& y_TC);
+                        const at::Tensor& y_TC, const Kept& kept = {});
 /// dx_TC = the gradient; dweight_Cw (fp32, may be undefined): +=, summed in a fixed order. dx may not overlap dy or x.
 void short_conv_backward(Context& ctx, const Segments& segments, const at::Tensor& dy_TC, const at::Tensor& x_TC,
                          const at::Tensor& weight_Cw, const at::Tensor& dx_TC, const at::Tensor& dweight_Cw);
@@ -37,14 +44,24 @@ struct DeltaInputs {
     at::Tensor a_log_H, dt_bias_H;    ///< fp32, contiguous
 };
 /// S = decay S, then S += key (beta (value - S^T key))^T, and o_THv = S^T query, for each value head; S is [k, v].
+///
+/// CUDA: 16-bit dtypes with k = v = 128 and rows that allow 16-byte accesses go by chunks of 64 tokens, with states in
+/// fp32 and products of bf16 by tensor cores; with one token a segment and states kept, in fp32 over states that are
+/// read once. Everything else is computed in fp32, a token after the other; k v must fit a block's shared memory. Takes
+/// delta_rule_workspace bytes of ctx.workspace.
 void delta_rule_forward(Context& ctx, const DeltaShape& shape, const Segments& segments, const DeltaInputs& in,
-                        const at::Tensor& o_THv);
+                        const at::Tensor& o_THv, const Kept& kept = {});
+/// Bytes of ctx.workspace (16-byte aligned) for both directions, or for the forward alone, of up to `tokens` tokens in up
+/// to `segments` segments; 0 on the CPU.
+int64_t delta_rule_workspace(const DeltaShape& shape, at::ScalarType dtype, at::Device device, int64_t tokens,
+                             int64_t segments, bool backward = true);
 
 /// Gradients, written but for the last two (fp32, may be undefined), which are added to in a fixed order.
 struct DeltaGradients {
     at::Tensor mixed_TC, b_TH, a_TH, a_log_H, dt_bias_H;
 };
-/// `states`: fp32, flat, of delta_state_elements; what it held is lost. The states are made again from the inputs.
+/// `states`: fp32, flat, of delta_state_elements; what it held is lost. The states are made again from the inputs. Takes
+/// delta_rule_workspace bytes of ctx.workspace. Gradients of mixed may not overlap `in`.
 void delta_rule_backward(Context& ctx, const DeltaShape& shape, const Segments& segments, const DeltaInputs& in,
                          const at::Tensor& do_THv, const at::Tensor& states, const DeltaGradients& out);
 /// For up to `tokens` in up to `segments`: a state for each value head and begun chunk.
@@ -54,10 +71,13 @@ int64_t delta_state_elements(const DeltaShape& shape, int64_t tokens, int64_t se
 /// x.
 void gated_norm_forward(Context& ctx, const at::Tensor& x_THv, const at::Tensor& z_THv, const at::Tensor& weight_v,
                         double eps, const at::Tensor& y_THv);
-/// dx_THv and dz_THv = the gradients; dweight_v (fp32, may be undefined): +=. dx may be dy, and dz may be z.
+/// dx_THv and dz_THv = the gradients; dweight_v (fp32, may be undefined): +=, which takes gated_norm_workspace bytes of
+/// ctx.workspace. dx may be dy, and dz may be z.
 void gated_norm_backward(Context& ctx, const at::Tensor& dy_THv, const at::Tensor& x_THv, const at::Tensor& z_THv,
                          const at::Tensor& weight_v, double eps, const at::Tensor& dx_THv, const at::Tensor& dz_THv,
                          const at::Tensor& dweight_v);
+/// Bytes of ctx.workspace (16-byte aligned) that the backward takes where dweight is wanted; 0 on the CPU.
+int64_t gated_norm_workspace(at::Device device, int64_t columns);
 
 /// y = x * sigmoid(gate) (attention's outputs in Qwen3.5's other layers). y may be x.
 void sigmoid_gate_forward(Context& ctx, const at::Tensor& x_THd, const at::Tensor& gate_THd, const at::Tensor& y_THd);

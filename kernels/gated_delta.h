@@ -1,0 +1,66 @@
+// Launchers of what stands around the delta rule: a short convolution, a gated norm, and attention's gate; see
+// include/unsloth/ops/gated_delta.h for the mathematics.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "kernels/delta_rule.h"
+#include "kernels/rows_view.h"
+#include "unsloth/spec/dtype.h"
+
+namespace unsloth::kernels {
+
+/// Rows kept between calls: segment s continues after row rows[s] of data [N, width - 1, C], and leaves its own last
+/// rows there; no data: segments begin after zeros.
+struct ConvKept {
+    void* data = nullptr;
+    const int32_t* rows = nullptr;
+};
+
+struct ShortConv {
+    DeltaSegments segments;
+    int64_t channels = 0;
+    int width = 0;
+    spec::DType type = spec::DType::bf16;
+    ConstMatrix x;                  ///< [T, C]
+    const float* weight = nullptr;  ///< [C, width]
+    Matrix y;                       ///< forward
+    ConvKept kept;                  ///< forward
+    ConstMatrix dy;                 ///< backward
+    Matrix dx;                      ///< backward
+    float* dweight = nullptr;       ///< [C, width], +=; nullptr: not wanted
+};
+/// At most `most_conv_width` taps.
+inline constexpr int most_conv_width = 8;
+void short_conv_forward(const ShortConv& params, cudaStream_t stream);
+void short_conv_backward(const ShortConv& params, cudaStream_t stream);
+
+struct GatedNorm {
+    int64_t tokens = 0, heads = 0, columns = 0;
+    spec::DType type = spec::DType::bf16;
+    ConstHeads x, z;
+    const float* weight = nullptr;  ///< [columns]
+    float eps = 0;
+    Heads y;                   ///< forward: may be x
+    ConstHeads dy;             ///< backward
+    Heads dx, dz;              ///< backward: may be dy, may be z
+    float* dweight = nullptr;  ///< [columns], +=; nullptr: not wanted
+    float* partials = nullptr;  ///< gated_norm_scratch_bytes, when dweight is wanted
+};
+void gated_norm_forward(const GatedNorm& params, cudaStream_t stream);
+void gated_norm_backward(const GatedNorm& params, cudaStream_t stream);
+/// The same on every card, so that sums are too.
+int64_t gated_norm_scratch_bytes(int64_t columns);
+
+struct SigmoidGate {
+    int64_t tokens = 0, heads = 0, columns = 0;
+    spec::DType type = spec::DType::bf16;
+    ConstHeads x, gate;
+    Heads y;          ///< forward: may be x
+    ConstHeads dy;    ///< backward
+    Heads dx, dgate;  ///< backward: may be dy, may be gate
+};
+void sigmoid_gate_forward(const SigmoidGate& params, cudaStream_t stream);
+void sigmoid_gate_backward(const SigmoidGate& params, cudaStream_t stream);
+
+}  // namespace unsloth::kernels

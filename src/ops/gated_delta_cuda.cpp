@@ -1,0 +1,200 @@
+#ifdef UNSLOTH_CUDA
+#include "ops/gated_delta_cuda.h"
+
+#include "kernels/common/launch.h"
+#include "kernels/gated_delta.h"
+#include "ops/checks.h"
+#include "ops/kernel_arguments.h"
+
+namespace unsloth::ops {
+namespace {
+
+kernels::DeltaSegments segments_on_device(const Segments& segments) {
+    return {segments.q_offsets_device.const_data_ptr<int32_t>(), static_cast<int>(segments.count()),
+            segments.q_offsets.back()};
+}
+kernels::DeltaHeads heads_of(const DeltaShape& shape) {
+    return {static_cast<int>(shape.key_heads), static_cast<int>(shape.value_heads), static_cast<int>(shape.key_dim),
+            static_cast<int>(shape.value_dim)};
+}
+kernels::DeltaRead read_of(const DeltaInputs& in) {
+    return {dtype_of(in.mixed_TC),
+            source_of(in.mixed_TC),
+            source_of(in.b_TH),
+            source_of(in.a_TH),
+            in.a_log_H.const_data_ptr<float>(),
+            in.dt_bias_H.const_data_ptr<float>()};
+}
+kernels::ConstHeads source_rows(const at::Tensor& x_THv) {
+    return {x_THv.const_data_ptr(), x_THv.stride(0), x_THv.stride(1)};
+}
+kernels::Heads target_rows(const at::Tensor& x_THv) {
+    return {x_THv.mutable_data_ptr(), x_THv.stride(0), x_THv.stride(1)};
+}
+float* floats_of_gradient(const at::Tensor& x) {
+    return x.defined() ? x.mutable_data_ptr<float>() : nullptr;
+}
+
+/// ctx.workspace, which must hold this much.
+void* workspace_of(const Context& ctx, int64_t bytes, const char* what) {
+    if (bytes == 0) return nullptr;
+    UNSLOTH_CHECK(ctx.workspace.defined() && static_cast<int64_t>(ctx.workspace.nbytes()) >= bytes,
+                  "ctx.workspace must hold ", bytes, " bytes for ", what);
+    return ctx.workspace.mutable_data_ptr();
+}
+
+bool rows_allow_16_bytes(const at::Tensor& x) {
+    return kernels::aligned_16(x.const_data_ptr(), {x.stride(0), x.dim() == 3 ? x.stride(1) : 0}, dtype_of(x));
+}
+
+kernels::ShortConv conv_of(const Segments& segments, const at::Tensor& x_TC, const at::Tensor& weight_Cw) {
+    UNSLOTH_CHECK(weight_Cw.size(1) >= 1 && weight_Cw.size(1) <= kernels::most_conv_width, "a convolution of ",
+                  weight_Cw.size(1), " taps");
+    kernels::ShortConv p;
+    p.segments = segments_on_device(segments);
+    p.channels = x_TC.size(1);
+    p.width = static_cast<int>(weight_Cw.size(1));
+    p.type = dtype_of(x_TC);
+    p.x = source_of(x_TC);
+    p.weight = weight_Cw.const_data_ptr<float>();
+    return p;
+}
+
+kernels::GatedNorm norm_of(const at::Tensor& x_THv, const at::Tensor& z_THv, const at::Tensor& weight_v, double eps) {
+    kernels::GatedNorm p;
+    p.tokens = x_THv.size(0);
+    p.heads = x_THv.size(1);
+    p.columns = x_THv.size(2);
+    p.type = dtype_of(x_THv);
+    p.x = source_rows(x_THv);
+    p.z = source_rows(z_THv);
+    p.weight = weight_v.const_data_ptr<float>();
+    p.eps = static_cast<float>(eps);
+    return p;
+}
+
+kernels::SigmoidGate gate_of(const at::Tensor& x_THd, const at::Tensor& gate_THd) {
+    kernels::SigmoidGate p;
+    p.tokens = x_THd.size(0);
+    p.heads = x_THd.size(1);
+    p.columns = x_THd.size(2);
+    p.type = dtype_of(x_THd);
+    p.x = source_rows(x_THd);
+    p.gate = source_rows(gate_THd);
+    return p;
+}
+
+}  // namespace
+
+void short_conv_forward_cuda(const Context& ctx, const Segments& segments, const at::Tensor& x_TC,
+                             const at::Tensor& weight_Cw, const at::Tensor& y_TC, const Kept& kept) {
+    kernels::ShortConv p = conv_of(segments, x_TC, weight_Cw);
+    p.y = target_of(y_TC);
+    if (kept.values.defined())
+        p.kept = {kept.values.mutable_data_ptr(), kept.rows_device.const_data_ptr<int32_t>()};
+    kernels::short_conv_forward(p, stream_of(ctx));
+}
+
+void short_conv_backward_cuda(const Context& ctx, const Segments& segments, const at::Tensor& dy_TC,
+                              const at::Tensor& x_TC, const at::Tensor& weight_Cw, const at::Tensor& dx_TC,
+                              const at::Tensor& dweight_Cw) {
+    kernels::ShortConv p = conv_of(segments, x_TC, weight_Cw);
+    p.dy = source_of(dy_TC);
+    p.dx = target_of(dx_TC);
+    p.dweight = floats_of_gradient(dweight_Cw);
+    kernels::short_conv_backward(p, stream_of(ctx));
+}
+
+int64_t delta_workspace_cuda(const DeltaShape& shape, at::ScalarType dtype, int64_t tokens, int64_t segments,
+                             bool backward) {
+    const kernels::DeltaHeads heads = heads_of(shape);
+    const int64_t recurrent = backward ? kernels::delta_recurrent_scratch_bytes(heads, tokens, segments) : 0;
+    const bool chunked = kernels::delta_chunked_serves(heads, spec_dtype(dtype));
+    return chunked ? std::max(recurrent, kernels::delta_chunked_scratch_bytes(heads, tokens, segments)) : recurrent;
+}
+
+void delta_forward_cuda(const Context& ctx, const DeltaShape& shape, const Segments& segments, const DeltaInputs& in,
+                        const at::Tensor& o_THv, const Kept& kept) {
+    kernels::DeltaForward p;
+    p.shape = heads_of(shape);
+    p.segments = segments_on_device(segments);
+    p.in = read_of(in);
+    p.o = target_rows(o_THv);
+    if (kept.values.defined())
+        p.kept = {kept.values.mutable_data_ptr<float>(), kept.rows_device.const_data_ptr<int32_t>()};
+    const bool kernel_sizes = shape.key_dim == 128 && shape.value_dim == 128;
+    if (kernel_sizes && kept.values.defined() && p.segments.tokens == segments.count())
+        return kernels::delta_decode(p, stream_of(ctx));
+    const bool chunked = kernels::delta_chunked_serves(p.shape, p.in.type) && rows_allow_16_bytes(in.mixed_TC) &&
+                         rows_allow_16_bytes(o_THv);
+    if (!chunked) return kernels::delta_recurrent_forward(p, stream_of(ctx));
+    void* const workspace = workspace_of(
+        ctx, kernels::delta_chunked_scratch_bytes(p.shape, p.segments.tokens, p.segments.count), "the delta rule");
+    kernels::delta_chunked_forward(p, workspace, stream_of(ctx));
+}
+
+void delta_backward_cuda(const Context& ctx, const DeltaShape& shape, const Segments& segments, const DeltaInputs& in,
+                         const at::Tensor& do_THv, const at::Tensor& states, const DeltaGradients& out) {
+    kernels::DeltaBackward p;
+    p.shape = heads_of(shape);
+    p.segments = segments_on_device(segments);
+    p.in = read_of(in);
+    p.dout = source_rows(do_THv);
+    p.out = {target_of(out.mixed_TC), target_of(out.b_TH), target_of(out.a_TH), floats_of_gradient(out.a_log_H),
+             floats_of_gradient(out.dt_bias_H)};
+    const bool chunked = kernels::delta_chunked_serves(p.shape, p.in.type) && rows_allow_16_bytes(in.mixed_TC) &&
+                         rows_allow_16_bytes(do_THv) && rows_allow_16_bytes(out.mixed_TC);
+    const int64_t bytes =
+        chunked ? kernels::delta_chunked_scratch_bytes(p.shape, p.segments.tokens, p.segments.count)
+                : kernels::delta_recurrent_scratch_bytes(p.shape, p.segments.tokens, p.segments.count);
+    void* const workspace = workspace_of(ctx, bytes, "the delta rule's gradient");
+    if (chunked)
+        kernels::delta_chunked_backward(p, states.mutable_data_ptr(), workspace, stream_of(ctx));
+    else
+        kernels::delta_recurrent_backward(p, states.mutable_data_ptr<float>(), workspace, stream_of(ctx));
+}
+
+void gated_norm_forward_cuda(const Context& ctx, const at::Tensor& x_THv, const at::Tensor& z_THv,
+                             const at::Tensor& weight_v, double eps, const at::Tensor& y_THv) {
+    kernels::GatedNorm p = norm_of(x_THv, z_THv, weight_v, eps);
+    p.y = target_rows(y_THv);
+    kernels::gated_norm_forward(p, stream_of(ctx));
+}
+
+int64_t gated_norm_workspace_cuda(int64_t columns) {
+    return kernels::gated_norm_scratch_bytes(columns);
+}
+
+void gated_norm_backward_cuda(const Context& ctx, const at::Tensor& dy_THv, const at::Tensor& x_THv,
+                              const at::Tensor& z_THv, const at::Tensor& weight_v, double eps, const at::Tensor& dx_THv,
+                              const at::Tensor& dz_THv, const at::Tensor& dweight_v) {
+    kernels::GatedNorm p = norm_of(x_THv, z_THv, weight_v, eps);
+    p.dy = source_rows(dy_THv);
+    p.dx = target_rows(dx_THv);
+    p.dz = target_rows(dz_THv);
+    if (dweight_v.defined()) {
+        p.dweight = dweight_v.mutable_data_ptr<float>();
+        p.partials = static_cast<float*>(
+            workspace_of(ctx, kernels::gated_norm_scratch_bytes(p.columns), "the gated norm's weight"));
+    }
+    kernels::gated_norm_backward(p, stream_of(ctx));
+}
+
+void sigmoid_gate_forward_cuda(const Context& ctx, const at::Tensor& x_THd, const at::Tensor& gate_THd,
+                               const at::Tensor& y_THd) {
+    kernels::SigmoidGate p = gate_of(x_THd, gate_THd);
+    p.y = target_rows(y_THd);
+    kernels::sigmoid_gate_forward(p, stream_of(ctx));
+}
+
+void sigmoid_gate_backward_cuda(const Context& ctx, const at::Tensor& dy_THd, const at::Tensor& x_THd,
+                                const at::Tensor& gate_THd, const at::Tensor& dx_THd, const at::Tensor& dgate_THd) {
+    kernels::SigmoidGate p = gate_of(x_THd, gate_THd);
+    p.dy = source_rows(dy_THd);
+    p.dx = target_rows(dx_THd);
+    p.dgate = target_rows(dgate_THd);
+    kernels::sigmoid_gate_backward(p, stream_of(ctx));
+}
+
+}  // namespace unsloth::ops
+#endif
