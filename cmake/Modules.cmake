@@ -137,10 +137,10 @@ function(unsloth_kernels name)
   set_source_files_properties("${PROJECT_SOURCE_DIR}/kernels/attention_cudnn.cpp" PROPERTIES COMPILE_OPTIONS $<$<CONFIG:Release>:-O1>)
   # Where the kernels are tuned, registers that ptxas spills to memory fail the build (its warnings are errors). Known and
   # rare: norms of f16 that rebuild their output and of rows that are not aligned (2 and 8 bytes), codes of rows above
-  # 32,768 values, fp32 attention over pages (4 bytes).
+  # 32,768 values, fp32 attention over pages (4 bytes), the delta rule's widest scans (4 to 12 bytes).
   if(CMAKE_CUDA_ARCHITECTURES STREQUAL "90a-real")
     list(FILTER sources INCLUDE REGEX "\\.cu$")
-    list(FILTER sources EXCLUDE REGEX "/(norm|fp8_rows|paged_attention)\\.cu$")
+    list(FILTER sources EXCLUDE REGEX "/(norm|fp8_rows|paged_attention|delta_scan)\\.cu$")
     set_source_files_properties(${sources} PROPERTIES COMPILE_OPTIONS -Xptxas=--warn-on-spills)
   endif()
   if(CMAKE_CUDA_ARCHITECTURES MATCHES "90a")

@@ -109,7 +109,7 @@ int64_t delta_workspace_cuda(const DeltaShape& shape, at::ScalarType dtype, int6
                              bool backward) {
     const kernels::DeltaHeads heads = heads_of(shape);
     const int64_t recurrent = backward ? kernels::delta_recurrent_scratch_bytes(heads, tokens, segments) : 0;
-    const bool chunked = kernels::delta_chunked_serves(heads, spec_dtype(dtype));
+    const bool chunked = kernels::delta_chunked_serves(heads, dtype_of(dtype));
     return chunked ? std::max(recurrent, kernels::delta_chunked_scratch_bytes(heads, tokens, segments)) : recurrent;
 }
 

@@ -137,6 +137,9 @@ inline void add_delta_rule_cases(std::vector<OpCase>& cases, const ops::DeltaSha
         ops::delta_rule_forward(ctx, shape, segments_of(lengths, ctx.device()), inputs(a), a[5]);
     };
     forward.expected = [=](const Tensors& a) { return Tensors{delta_rule_oracle(shape, a, lengths)}; };
+    forward.workspace = [=](at::Device device) {
+        return ops::delta_rule_workspace(shape, dtype, device, tokens, static_cast<int64_t>(lengths.size()));
+    };
     cases.push_back(forward);
 
     OpCase backward;
@@ -162,6 +165,7 @@ inline void add_delta_rule_cases(std::vector<OpCase>& cases, const ops::DeltaSha
         d[4] += a[10];
         return d;
     };
+    backward.workspace = forward.workspace;
     cases.push_back(backward);
 }
 
@@ -195,7 +199,8 @@ inline void add_gate_cases(std::vector<OpCase>& cases, int64_t tokens, int64_t h
              [=](const Tensors& a) {
                  const Tensors d = gradients_of({a[0], a[1], a[2]}, a[3], norm);
                  return Tensors{d[1], d[0], a[4] + d[2]};
-             }});
+             },
+         .workspace = [=](at::Device device) { return ops::gated_norm_workspace(device, size); }});
     cases.push_back(
         {.name = "sigmoid_gate_forward " + name,
          .args = {x, z, {"y", empty(), Role::output}},
