@@ -1,6 +1,6 @@
 // One token of the delta rule for each of many sequences: a block a sequence and value head, whose state [128, 128] is
-// read from memory once, kept in registers, and written back. Both sums over the state, k^T S and q^T S, are taken of the
-// old one: o = decay q^T S + (q k) delta. Ceiling: memory, 128 KiB a sequence and value head.
+// read from memory once, kept in registers, and written back. Both sums over the state, k^T S and q^T S, are taken of
+// the old one: o = decay q^T S + (q k) delta. Ceiling: memory, 128 KiB a sequence and value head.
 #include "kernels/common/launch.h"
 #include "kernels/common/ptx.cuh"
 #include "kernels/delta_gates.cuh"
@@ -81,10 +81,9 @@ __global__ void __launch_bounds__(decode_threads) decode_kernel(const DeltaForwa
     const float decay = expf(gates.log_decay);
     const T* const value =
         static_cast<const T*>(p.in.mixed.data) + token * p.in.mixed.stride + p.shape.value_column(head) + 4 * lane;
-    const float4 delta = {gates.beta * (to_float(value[0]) - decay * by_key.x),
-                          gates.beta * (to_float(value[1]) - decay * by_key.y),
-                          gates.beta * (to_float(value[2]) - decay * by_key.z),
-                          gates.beta * (to_float(value[3]) - decay * by_key.w)};
+    const float4 delta = {
+        gates.beta * (to_float(value[0]) - decay * by_key.x), gates.beta * (to_float(value[1]) - decay * by_key.y),
+        gates.beta * (to_float(value[2]) - decay * by_key.z), gates.beta * (to_float(value[3]) - decay * by_key.w)};
 #pragma unroll
     for (int i = 0; i < decode_rows; ++i) {
         float4 next{};
@@ -107,12 +106,13 @@ void delta_decode(const DeltaForward& p, cudaStream_t stream) {
     if (p.segments.tokens == 0) return;
     dispatch_floating(p.in.type, [&](auto tag) {
         using T = typename decltype(tag)::type;
-        launch_kernel(delta::decode_kernel<T>,
-                      {.grid = dim3(static_cast<unsigned>(p.segments.tokens), static_cast<unsigned>(p.shape.value_heads)),
-                       .threads = dim3(delta::decode_threads),
-                       .stream = stream,
-                       .after_previous = uses_programmatic_launch(p.segments.tokens)},
-                      p);
+        launch_kernel(
+            delta::decode_kernel<T>,
+            {.grid = dim3(static_cast<unsigned>(p.segments.tokens), static_cast<unsigned>(p.shape.value_heads)),
+             .threads = dim3(delta::decode_threads),
+             .stream = stream,
+             .after_previous = uses_programmatic_launch(p.segments.tokens)},
+            p);
     });
 }
 

@@ -22,8 +22,8 @@ struct GradientShared {
     bf16 keys[tile_elements(chunk, dim)], queries[tile_elements(chunk, dim)];
     bf16 values[tile_elements(chunk, dim)];  ///< then Y, then U
     bf16 dout[tile_elements(chunk, dim)], dvalues[tile_elements(chunk, dim)];
-    bf16 state[tile_elements(dim, dim)];      ///< S0, then dS1
-    bf16 solve[tile_elements(chunk, chunk)];  ///< then E D + (E D)^T
+    bf16 state[tile_elements(dim, dim)];       ///< S0, then dS1
+    bf16 solve[tile_elements(chunk, chunk)];   ///< then E D + (E D)^T
     bf16 scores[tile_elements(chunk, chunk)];  ///< then dP D
     Weights weights;
     float sums[chunk], query[chunk], key[chunk];
@@ -146,15 +146,16 @@ __device__ __forceinline__ void write_gates(GradientShared& s, const DeltaChunke
 }
 
 template <class T>
-__device__ __forceinline__ void load_head(GradientShared& s, const DeltaChunked& p, const Chunk& c, int slot, int head) {
+__device__ __forceinline__ void load_head(GradientShared& s, const DeltaChunked& p, const Chunk& c, int slot,
+                                          int head) {
     const int64_t at = int64_t{slot} * p.shape.value_heads + head;
     const int column = p.shape.value_column(head);
     load_tile<chunk, dim, gradient_threads>(s.values, row_of<T>(p.in.mixed, c.begin, column), p.in.mixed.stride,
                                             c.count);
     load_tile<dim, dim, gradient_threads>(s.state, p.scratch.S + at * dim * dim, dim, dim);
-    load_tile<chunk, dim, gradient_threads>(s.dvalues,
-                                            row_of<T>(ConstMatrix{p.out.mixed.data, p.out.mixed.stride}, c.begin, column),
-                                            p.out.mixed.stride, c.count);
+    load_tile<chunk, dim, gradient_threads>(
+        s.dvalues, row_of<T>(ConstMatrix{p.out.mixed.data, p.out.mixed.stride}, c.begin, column), p.out.mixed.stride,
+        c.count);
     load_tile<chunk, chunk, gradient_threads>(s.solve, p.scratch.solve + at * chunk * chunk, chunk, chunk);
     load_tile<chunk, dim, gradient_threads>(s.dout, row_of<T>(p.dout, c.begin, head), p.dout.token_stride, c.count);
     load_tile<chunk, chunk, gradient_threads>(s.scores, p.scratch.scores + at * chunk * chunk, chunk, chunk);
@@ -232,8 +233,7 @@ __global__ void __launch_bounds__(gradient_threads) gradient_kernel(const DeltaC
         multiply_rows(x, s.weights.from_key, -1.0f, row);
         add_with_dots(dk, x, s.keys, sums.dc, row, column);
         __syncthreads();
-        const float own = next_state(
-            s.state, p.scratch.dS + (int64_t{slot} * p.shape.value_heads + head) * dim * dim);
+        const float own = next_state(s.state, p.scratch.dS + (int64_t{slot} * p.shape.value_heads + head) * dim * dim);
         const float dot = block_sum(own, s.reduce);
         clear(x);
         multiply<As::is, pitch(dim), As::transposed, pitch(dim), dim>(x, s.values, row, s.state, column);

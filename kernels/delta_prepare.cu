@@ -100,7 +100,8 @@ __global__ void __launch_bounds__(prepare_threads, 1) prepare_kernel(const Delta
     multiply<As::is, pitch(dim), As::transposed, pitch(dim), dim>(queries, s.queries, row0, s.keys, column0);
     float* const lengths = p.scratch.lengths + (int64_t{slot} * p.shape.key_heads + key_head) * 2 * chunk;
     __syncthreads();
-    if (threadIdx.x < 2 * chunk) lengths[threadIdx.x] = threadIdx.x < chunk ? s.query[threadIdx.x] : s.key[threadIdx.x - chunk];
+    if (threadIdx.x < 2 * chunk)
+        lengths[threadIdx.x] = threadIdx.x < chunk ? s.query[threadIdx.x] : s.key[threadIdx.x - chunk];
     for (int first = 0; first < p.shape.served(); first += at_once) {
         const int heads = min(at_once, p.shape.served() - first), head0 = key_head * p.shape.served() + first;
         if (warp < heads) read_gates<T>(p.in, c, head0 + warp, s.sums[warp], s.beta[warp]);
@@ -118,8 +119,7 @@ __global__ void __launch_bounds__(prepare_threads, 1) prepare_kernel(const Delta
             });
             bf16* const scores = p.scratch.scores + at * chunk * chunk;
             each_pair(queries, row0, column0, [&](int i, int j, float x, float y, int) {
-                write_pair(scores + i * chunk + j,
-                           j <= i ? s.query[i] * s.key[j] * x * expf(sums[i] - sums[j]) : 0.0f,
+                write_pair(scores + i * chunk + j, j <= i ? s.query[i] * s.key[j] * x * expf(sums[i] - sums[j]) : 0.0f,
                            j < i ? s.query[i] * s.key[j + 1] * y * expf(sums[i] - sums[j + 1]) : 0.0f);
             });
         }

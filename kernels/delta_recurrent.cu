@@ -21,7 +21,7 @@ constexpr int most_pairs = 128;  ///< blocks of a backward pass: each has scratc
 struct Token {
     float *query, *key, *value;  ///< queries and keys as directions
     float *error, *delta;        ///< [v]
-    float *of_warps;             ///< [warps, v]
+    float* of_warps;             ///< [warps, v]
     float* reduce;               ///< [32]
     float query_inverse, key_inverse;
     Gates gates;
@@ -64,8 +64,7 @@ __device__ void read_token(Token& t, const DeltaHeads& shape, const DeltaRead& i
     const int key_column = head / shape.served() * shape.key_dim;
     t.query_inverse = read_direction<T>(in.mixed, token, key_column, shape.key_dim,
                                         1.0f / sqrtf(static_cast<float>(shape.key_dim)), t.query, t.reduce);
-    t.key_inverse =
-        read_direction<T>(in.mixed, token, shape.keys() + key_column, shape.key_dim, 1.0f, t.key, t.reduce);
+    t.key_inverse = read_direction<T>(in.mixed, token, shape.keys() + key_column, shape.key_dim, 1.0f, t.key, t.reduce);
     for (int j = threadIdx.x; j < shape.value_dim; j += recurrent_threads)
         t.value[j] = element<T>(in.mixed, token, shape.value_column(head) + j);
     t.gates = gates_of<T>(in, token, head);
@@ -115,10 +114,9 @@ __global__ void __launch_bounds__(recurrent_threads, 1) recurrent_forward_kernel
               segment = static_cast<int>(blockIdx.x) / p.shape.value_heads;
     float* const S = recurrent_shared;
     Token t = token_in(S + k * v, k, v);
-    float* const kept =
-        p.kept.data == nullptr
-            ? nullptr
-            : p.kept.data + (int64_t{p.kept.rows[segment]} * p.shape.value_heads + head) * k * v;
+    float* const kept = p.kept.data == nullptr
+                            ? nullptr
+                            : p.kept.data + (int64_t{p.kept.rows[segment]} * p.shape.value_heads + head) * k * v;
     for (int i = threadIdx.x; i < k * v; i += recurrent_threads) S[i] = kept == nullptr ? 0.0f : kept[i];
     __syncthreads();
     for (int token = p.segments.offsets[segment]; token < p.segments.offsets[segment + 1]; ++token) {
@@ -173,8 +171,7 @@ template <class T>
 __device__ void step_back(Token& t, const DeltaBackward& p, int token, int head, const float* before,
                           const float* after, float* dS, float* dq, float* dk, float* dvalue, float* per_token) {
     const int k = p.shape.key_dim, v = p.shape.value_dim, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const T* const dout =
-        static_cast<const T*>(p.dout.data) + token * p.dout.token_stride + head * p.dout.head_stride;
+    const T* const dout = static_cast<const T*>(p.dout.data) + token * p.dout.token_stride + head * p.dout.head_stride;
     for (int i = warp; i < k; i += recurrent_warps) {
         float along_out = 0.0f, along_delta = 0.0f;
         for (int j = lane; j < v; j += 32) {
@@ -237,8 +234,8 @@ __device__ void write_direction(Token& t, const float* d, const float* direction
 
 /// A chunk of one value head, from its last token to its first.
 template <class T>
-__device__ void chunk_back(Token& t, const DeltaBackward& p, int from, int to, int head, const float* border,
-                           float* S, const PairScratch& own, float* dS, float* dvalue, float* per_token) {
+__device__ void chunk_back(Token& t, const DeltaBackward& p, int from, int to, int head, const float* border, float* S,
+                           const PairScratch& own, float* dS, float* dvalue, float* per_token) {
     const int k = p.shape.key_dim, v = p.shape.value_dim, state = k * v;
     for (int i = threadIdx.x; i < state; i += recurrent_threads) S[i] = own.states[i] = border[i];
     __syncthreads();
@@ -289,7 +286,8 @@ __global__ void __launch_bounds__(recurrent_threads, 1)
                               own, own.dS + int64_t{h} * state, dvalue, per_token);
             for (int token = from; token < to; ++token) {
                 read_token<T>(t, shape, p.in, token, head0);
-                T* const out = static_cast<T*>(p.out.mixed.data) + token * p.out.mixed.stride + head0 / shape.served() * k;
+                T* const out =
+                    static_cast<T*>(p.out.mixed.data) + token * p.out.mixed.stride + head0 / shape.served() * k;
                 write_direction(t, own.dq + (token - from) * k, t.query, t.query_inverse,
                                 1.0f / sqrtf(static_cast<float>(k)), k, out);
                 write_direction(t, own.dk + (token - from) * k, t.key, t.key_inverse, 1.0f, k, out + shape.keys());
@@ -327,8 +325,8 @@ void delta_recurrent_forward(const DeltaForward& p, cudaStream_t stream) {
 }
 
 int64_t delta_recurrent_scratch_bytes(const DeltaHeads& shape, int64_t tokens, int64_t segments) {
-    const int64_t floats = delta::pairs_at_once(shape, segments) * delta::PairScratch::floats(shape) +
-                           2 * tokens * shape.value_heads;
+    const int64_t floats =
+        delta::pairs_at_once(shape, segments) * delta::PairScratch::floats(shape) + 2 * tokens * shape.value_heads;
     return floats * static_cast<int64_t>(sizeof(float));
 }
 

@@ -57,11 +57,11 @@ struct DeltaBackward {
 
 /// What the chunked kernels make for one another: of each slot (tokens / 64 + segments of them) and head.
 struct DeltaScratch {
-    __nv_bfloat16* solve = nullptr;   ///< [slots, H, 64, 64]: (I + A)^-1 diag(beta)
-    __nv_bfloat16* scores = nullptr;  ///< [slots, H, 64, 64]: of queries and keys, with decay
-    float* gates = nullptr;           ///< [slots, H, 2, 64]: sums of log decays, and betas
-    float* lengths = nullptr;         ///< [slots, G, 2, 64]: factors of queries and of keys
-    float* per_token = nullptr;       ///< [2, T, H]: gradients of a and of a_log; backward
+    __nv_bfloat16* solve = nullptr;             ///< [slots, H, 64, 64]: (I + A)^-1 diag(beta)
+    __nv_bfloat16* scores = nullptr;            ///< [slots, H, 64, 64]: of queries and keys, with decay
+    float* gates = nullptr;                     ///< [slots, H, 2, 64]: sums of log decays, and betas
+    float* lengths = nullptr;                   ///< [slots, G, 2, 64]: factors of queries and of keys
+    float* per_token = nullptr;                 ///< [2, T, H]: gradients of a and of a_log; backward
     __nv_bfloat16 *S = nullptr, *dS = nullptr;  ///< [slots, H, k, v] where chunks begin, and where they end; backward
 };
 
@@ -89,7 +89,7 @@ void delta_chunked_backward(const DeltaBackward& params, void* states, void* wor
 
 // Its passes, in this order (delta_prepare.cu, delta_scan.cu, delta_gradient.cu).
 void delta_prepare(const DeltaChunked& params, cudaStream_t stream);
-void delta_scan(const DeltaChunked& params, cudaStream_t stream);      ///< o, where there is one; S, where there is one
+void delta_scan(const DeltaChunked& params, cudaStream_t stream);  ///< o, where there is one; S, where there is one
 void delta_scan_back(const DeltaChunked& params, cudaStream_t stream);  ///< dS, and the gradient of values
 void delta_gradient(const DeltaChunked& params, cudaStream_t stream);   ///< all others
 /// a_log and dt_bias += the sums over tokens of per_token [2, T, H].

@@ -1,6 +1,6 @@
 // The delta rule's states from chunk to chunk, forward and backward: a block a segment, value head and block of value
-// columns, whose state S [128, W] stays in registers in fp32. Products take bf16: S, and what is made of it, are rounded
-// to it once for each product. With a chunk's keys K, queries Q, values V, T = (I + A)^-1 diag(beta) and P
+// columns, whose state S [128, W] stays in registers in fp32. Products take bf16: S, and what is made of it, are
+// rounded to it once for each product. With a chunk's keys K, queries Q, values V, T = (I + A)^-1 diag(beta) and P
 // (delta_prepare.cu), l_i = exp(c_i), e_i = exp(c_64 - c_i), S0 and S1 the states around it:
 //   U = T (V - l K S0), O = l Q S0 + P U, S1 = l_64 S0 + (e K)^T U
 //   dV = T^T (P^T dO + e K dS1), dS0 = l_64 dS1 + (l Q)^T dO - (l K)^T dV
@@ -14,7 +14,7 @@ namespace {
 
 template <int W>
 struct Spread {
-    static constexpr int columns = W < 64 ? W : 64;     ///< of a warp
+    static constexpr int columns = W < 64 ? W : 64;      ///< of a warp
     static constexpr int threads = 128 * (W / columns);  ///< four warps a group of columns
     static constexpr int tiles = columns / 8;
 };
@@ -47,19 +47,18 @@ struct Place {
 template <int W, class T>
 __device__ __forceinline__ void load_keys(ScanShared<W>& s, const DeltaChunked& p, int head, const Chunk& c) {
     const int key_head = head / p.shape.served();
-    load_tile<chunk, dim, Spread<W>::threads>(
-        s.keys, row_of<T>(p.in.mixed, c.begin, p.shape.keys() + key_head * dim), p.in.mixed.stride, c.count);
+    load_tile<chunk, dim, Spread<W>::threads>(s.keys, row_of<T>(p.in.mixed, c.begin, p.shape.keys() + key_head * dim),
+                                              p.in.mixed.stride, c.count);
 }
 template <int W, class T>
 __device__ __forceinline__ void load_queries(ScanShared<W>& s, const DeltaChunked& p, int head, const Chunk& c) {
-    load_tile<chunk, dim, Spread<W>::threads>(s.queries,
-                                              row_of<T>(p.in.mixed, c.begin, head / p.shape.served() * dim),
+    load_tile<chunk, dim, Spread<W>::threads>(s.queries, row_of<T>(p.in.mixed, c.begin, head / p.shape.served() * dim),
                                               p.in.mixed.stride, c.count);
 }
 template <int W>
 __device__ __forceinline__ void load_square(bf16* to, const bf16* from, const DeltaChunked& p, int slot, int head) {
-    load_tile<chunk, chunk, Spread<W>::threads>(
-        to, from + (int64_t{slot} * p.shape.value_heads + head) * chunk * chunk, chunk, chunk);
+    load_tile<chunk, chunk, Spread<W>::threads>(to, from + (int64_t{slot} * p.shape.value_heads + head) * chunk * chunk,
+                                                chunk, chunk);
 }
 
 template <int W>
@@ -112,8 +111,7 @@ __global__ void __launch_bounds__(Spread<W>::threads, W == 128 ? 2 : 3) scan_ker
         write_state(s, S, at);
         cp_async_wait_group<0>();
         __syncthreads();
-        if constexpr (!kOutput)
-            store_tile<dim, W, threads>(border<W>(p.scratch.S, p, slot, at), dim, s.state);
+        if constexpr (!kOutput) store_tile<dim, W, threads>(border<W>(p.scratch.S, p, slot, at), dim, s.state);
         float x[1][tiles][4];
         clear(x);
         multiply<As::is, pitch(dim), As::is, pitch(W), dim>(x, s.keys, at.row, s.state, at.column);
@@ -162,9 +160,8 @@ __global__ void __launch_bounds__(Spread<W>::threads, W == 128 ? 2 : 3) scan_ker
     }
     if (kOutput && p.kept.data != nullptr) {
         float* const to = kept_state(p, at);
-        each_pair(S, 2 * at.row, at.column, [&](int i, int j, float x, float y, int) {
-            *reinterpret_cast<float2*>(to + i * dim + j) = {x, y};
-        });
+        each_pair(S, 2 * at.row, at.column,
+                  [&](int i, int j, float x, float y, int) { *reinterpret_cast<float2*>(to + i * dim + j) = {x, y}; });
     }
 }
 

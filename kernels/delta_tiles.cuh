@@ -1,7 +1,8 @@
-// What the chunked kernels of the delta rule share: where chunks are, tiles of bf16 in shared memory, and their products.
+// What the chunked kernels of the delta rule share: where chunks are, tiles of bf16 in shared memory, and their
+// products.
 //
-// Registers of mma.m16n8k16's results in a lane, g = lane / 4 and t = lane % 4: columns 2 t and 2 t + 1 of row g, then of
-// row g + 8. A result of 64 rows is spread over four warps of 16 rows, and over groups of such warps by columns.
+// Registers of mma.m16n8k16's results in a lane, g = lane / 4 and t = lane % 4: columns 2 t and 2 t + 1 of row g, then
+// of row g + 8. A result of 64 rows is spread over four warps of 16 rows, and over groups of such warps by columns.
 #pragma once
 
 #include "kernels/common/exp2_pack.cuh"

@@ -41,10 +41,10 @@ struct GatedNorm {
     ConstHeads x, z;
     const float* weight = nullptr;  ///< [columns]
     float eps = 0;
-    Heads y;                   ///< forward: may be x
-    ConstHeads dy;             ///< backward
-    Heads dx, dz;              ///< backward: may be dy, may be z
-    float* dweight = nullptr;  ///< [columns], +=; nullptr: not wanted
+    Heads y;                    ///< forward: may be x
+    ConstHeads dy;              ///< backward
+    Heads dx, dz;               ///< backward: may be dy, may be z
+    float* dweight = nullptr;   ///< [columns], +=; nullptr: not wanted
     float* partials = nullptr;  ///< gated_norm_scratch_bytes, when dweight is wanted
 };
 void gated_norm_forward(const GatedNorm& params, cudaStream_t stream);

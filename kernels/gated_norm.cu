@@ -90,8 +90,7 @@ __global__ void __launch_bounds__(gate_threads, 1) gated_norm_backward_kernel(co
 #pragma unroll
             for (int k = 0; k < N; ++k) {
                 const float value = to_float(px.v[k]);
-                const NormTerm term =
-                    norm_term(to_float(pdy.v[k]), value, to_float(pz.v[k]), p.weight[c + k], rstd);
+                const NormTerm term = norm_term(to_float(pdy.v[k]), value, to_float(pz.v[k]), p.weight[c + k], rstd);
                 to_x.v[k] = from_float<T>(rstd * (term.dnormed - along * value));
                 to_z.v[k] = from_float<T>(term.dz);
                 if constexpr (kWeight) own_sums[c + k] += term.dweight;
@@ -129,8 +128,7 @@ __global__ void __launch_bounds__(gate_threads) sigmoid_gate_kernel(const Sigmoi
     Pack<T, N> first, second;
     if (!backward) {
 #pragma unroll
-        for (int k = 0; k < N; ++k)
-            first.v[k] = from_float<T>(to_float(px.v[k]) * delta::sigmoid(to_float(pg.v[k])));
+        for (int k = 0; k < N; ++k) first.v[k] = from_float<T>(to_float(px.v[k]) * delta::sigmoid(to_float(pg.v[k])));
         store_pack(static_cast<T*>(p.y.data) + gate_offset(p.y, row, p.heads) + c, first);
         return;
     }
@@ -152,8 +150,7 @@ void with_gate_packs(spec::DType type, int64_t columns, std::initializer_list<Co
         using T = typename decltype(tag)::type;
         constexpr int width = vector_width<T>;
         bool vector = columns % width == 0;
-        for (const ConstHeads& x : views)
-            vector = vector && aligned_16(x.data, {x.token_stride, x.head_stride}, type);
+        for (const ConstHeads& x : views) vector = vector && aligned_16(x.data, {x.token_stride, x.head_stride}, type);
         vector ? f(tag, std::integral_constant<int, 4>{}) : f(tag, std::integral_constant<int, 1>{});
     });
 }
@@ -201,9 +198,10 @@ void gated_norm_backward(const GatedNorm& p, cudaStream_t stream) {
                        .shared_bytes = static_cast<std::size_t>(gate_warps * p.columns) * sizeof(float),
                        .stream = stream},
                       p);
-        launch_kernel(gated_norm_weight_kernel,
-                      {.grid = dim3(gate_blocks(p.columns, gate_threads)), .threads = dim3(gate_threads), .stream = stream},
-                      p.partials, p.columns, p.dweight);
+        launch_kernel(
+            gated_norm_weight_kernel,
+            {.grid = dim3(gate_blocks(p.columns, gate_threads)), .threads = dim3(gate_threads), .stream = stream},
+            p.partials, p.columns, p.dweight);
     });
 }
 

@@ -1,8 +1,8 @@
 // A short causal convolution of each channel over its segment's tokens, and SiLU. A thread has a pack of channels for a
-// run of tokens, whose last rows it keeps in registers. Ceiling: memory, 4 bytes an element of bf16 forward, 6 backward;
-// runs begin again with the rows before them, from the L2. The weight's gradient is a pass of its own.
-#include "kernels/common/ptx.cuh"
+// run of tokens, whose last rows it keeps in registers. Ceiling: memory, 4 bytes an element of bf16 forward, 6
+// backward; runs begin again with the rows before them, from the L2. The weight's gradient is a pass of its own.
 #include "kernels/common/launch.h"
+#include "kernels/common/ptx.cuh"
 #include "kernels/delta_gates.cuh"
 #include "kernels/gated_delta.h"
 
@@ -70,11 +70,11 @@ struct Window {
             if (token - back >= first)
                 load_floats<T>(p.x.data, (token - back) * p.x.stride + channel, row);
             else if (p.kept.data != nullptr)
-                load_floats<T>(p.kept.data,
-                               (int64_t{p.kept.rows[segment]} * (Width - 1) + (token - back - first + Width - 1)) *
-                                       p.channels +
-                                   channel,
-                               row);
+                load_floats<T>(
+                    p.kept.data,
+                    (int64_t{p.kept.rows[segment]} * (Width - 1) + (token - back - first + Width - 1)) * p.channels +
+                        channel,
+                    row);
             push(row);
         }
     }
@@ -173,11 +173,12 @@ __global__ void __launch_bounds__(conv_threads) conv_backward_kernel(const Short
 
 /// A block 32 channels: 8 threads each take every eighth token in order, and their sums are added in order.
 template <class T>
-__global__ void __launch_bounds__(sum_channels * sum_rows) conv_weight_kernel(const ShortConv p) {
+__global__ void __launch_bounds__(sum_channels* sum_rows) conv_weight_kernel(const ShortConv p) {
     __shared__ float sums[sum_rows][sum_channels];
     const int64_t channel = int64_t{blockIdx.x} * sum_channels + threadIdx.x;
     const bool valid = channel < p.channels;
-    const T *const x = static_cast<const T*>(p.x.data) + channel, *const dy = static_cast<const T*>(p.dy.data) + channel;
+    const T *const x = static_cast<const T*>(p.x.data) + channel, *const dy =
+                                                                      static_cast<const T*>(p.dy.data) + channel;
     float dweight[most_conv_width] = {};
     int segment = 0;
     for (int token = threadIdx.y; valid && token < p.segments.tokens; token += sum_rows) {
@@ -210,14 +211,22 @@ __global__ void __launch_bounds__(sum_channels * sum_rows) conv_weight_kernel(co
 template <class F>
 void with_width(int width, F f) {
     switch (width) {
-        case 1: return f(std::integral_constant<int, 1>{});
-        case 2: return f(std::integral_constant<int, 2>{});
-        case 3: return f(std::integral_constant<int, 3>{});
-        case 4: return f(std::integral_constant<int, 4>{});
-        case 5: return f(std::integral_constant<int, 5>{});
-        case 6: return f(std::integral_constant<int, 6>{});
-        case 7: return f(std::integral_constant<int, 7>{});
-        default: return f(std::integral_constant<int, most_conv_width>{});
+        case 1:
+            return f(std::integral_constant<int, 1>{});
+        case 2:
+            return f(std::integral_constant<int, 2>{});
+        case 3:
+            return f(std::integral_constant<int, 3>{});
+        case 4:
+            return f(std::integral_constant<int, 4>{});
+        case 5:
+            return f(std::integral_constant<int, 5>{});
+        case 6:
+            return f(std::integral_constant<int, 6>{});
+        case 7:
+            return f(std::integral_constant<int, 7>{});
+        default:
+            return f(std::integral_constant<int, most_conv_width>{});
     }
 }
 
@@ -259,7 +268,8 @@ void short_conv_backward(const ShortConv& p, cudaStream_t stream) {
     with_packs(p, {p.dx.data, p.dx.stride}, p.dy, [&](auto tag, auto packs, auto width) {
         using T = typename decltype(tag)::type;
         launch_kernel(conv_backward_kernel<T, decltype(packs)::value, decltype(width)::value>,
-                      conv_launch(p, decltype(packs)::value, ceil_div(p.segments.tokens, run_tokens), stream, false), p);
+                      conv_launch(p, decltype(packs)::value, ceil_div(p.segments.tokens, run_tokens), stream, false),
+                      p);
         if (p.dweight != nullptr)
             launch_kernel(conv_weight_kernel<T>,
                           {.grid = dim3(static_cast<unsigned>(ceil_div(p.channels, sum_channels))),

@@ -197,12 +197,12 @@ void delta_forward(const DeltaShape& shape, const Segments& segments, const Delt
     each_key_head(shape, segments, [&](size_t segment, int64_t key_head) {
         Scan s(shape, in);
         std::vector<float> states(Scan::size(served * k * v)), out(Scan::size(v));
-        float* const own = kept.values.defined() ? kept.values.mutable_data_ptr<float>() +
-                                                       (kept.rows_device.const_data_ptr<int32_t>()[segment] *
-                                                            shape.value_heads +
-                                                        key_head * served) *
-                                                           k * v
-                                                 : nullptr;
+        float* const own =
+            kept.values.defined()
+                ? kept.values.mutable_data_ptr<float>() +
+                      (kept.rows_device.const_data_ptr<int32_t>()[segment] * shape.value_heads + key_head * served) *
+                          k * v
+                : nullptr;
         if (own != nullptr) std::copy_n(own, states.size(), states.data());
         for (int64_t t = segments.q_offsets[segment]; t < segments.q_offsets[segment + 1]; ++t) {
             s.read_keys(t, key_head);

@@ -111,9 +111,7 @@ void short_conv_forward(Context& ctx, const Segments& segments, const at::Tensor
     const std::vector<int32_t> first = starts(segments);
     std::vector<cpu::Rows> before;  // by segment
     std::vector<std::size_t> segment_of;
-    const auto kept_rows = [&](std::size_t s) {
-        return kept.values[kept.rows_device.const_data_ptr<int32_t>()[s]];
-    };
+    const auto kept_rows = [&](std::size_t s) { return kept.values[kept.rows_device.const_data_ptr<int32_t>()[s]]; };
     if (kept.values.defined())
         for (std::size_t s = 0; s + 1 < segments.q_offsets.size(); ++s) {
             before.emplace_back(kept_rows(s));

@@ -90,8 +90,7 @@ void short_conv_forward_cuda(const Context& ctx, const Segments& segments, const
                              const at::Tensor& weight_Cw, const at::Tensor& y_TC, const Kept& kept) {
     kernels::ShortConv p = conv_of(segments, x_TC, weight_Cw);
     p.y = target_of(y_TC);
-    if (kept.values.defined())
-        p.kept = {kept.values.mutable_data_ptr(), kept.rows_device.const_data_ptr<int32_t>()};
+    if (kept.values.defined()) p.kept = {kept.values.mutable_data_ptr(), kept.rows_device.const_data_ptr<int32_t>()};
     kernels::short_conv_forward(p, stream_of(ctx));
 }
 
@@ -144,9 +143,9 @@ void delta_backward_cuda(const Context& ctx, const DeltaShape& shape, const Segm
              floats_of_gradient(out.dt_bias_H)};
     const bool chunked = kernels::delta_chunked_serves(p.shape, p.in.type) && rows_allow_16_bytes(in.mixed_TC) &&
                          rows_allow_16_bytes(do_THv) && rows_allow_16_bytes(out.mixed_TC);
-    const int64_t bytes =
-        chunked ? kernels::delta_chunked_scratch_bytes(p.shape, p.segments.tokens, p.segments.count)
-                : kernels::delta_recurrent_scratch_bytes(p.shape, p.segments.tokens, p.segments.count);
+    const int64_t bytes = chunked
+                              ? kernels::delta_chunked_scratch_bytes(p.shape, p.segments.tokens, p.segments.count)
+                              : kernels::delta_recurrent_scratch_bytes(p.shape, p.segments.tokens, p.segments.count);
     void* const workspace = workspace_of(ctx, bytes, "the delta rule's gradient");
     if (chunked)
         kernels::delta_chunked_backward(p, states.mutable_data_ptr(), workspace, stream_of(ctx));

@@ -44,7 +44,8 @@ TEST_F(GatedDeltaGpu, ChunksMatchTheRecurrenceInDoublePrecision) {
 TEST_F(GatedDeltaGpu, ChunksAreCloseInTheMean) {
     for (const OpCase& op_case : chunked_delta_cases(5)) {
         SCOPED_TRACE(op_case.name);
-        const testing::CaseResult gpu = testing::run_case(op_case, at::kCUDA), cpu = testing::run_case(op_case, at::kCPU);
+        const testing::CaseResult gpu = testing::run_case(op_case, at::kCUDA),
+                                  cpu = testing::run_case(op_case, at::kCPU);
         for (size_t i = 0; i < op_case.args.size(); ++i) {
             if (op_case.args[i].role == testing::Role::input) continue;
             const at::Tensor expected = cpu.args[i].to(at::kDouble), actual = gpu.args[i].to(at::kDouble);
@@ -61,8 +62,9 @@ void expect_continues(const ops::DeltaShape& shape, at::ScalarType dtype, double
     const auto options = at::TensorOptions(at::kCUDA).dtype(dtype);
     const auto floats = options.dtype(at::kFloat);
     ops::Context ctx(at::kCUDA);
-    ctx.workspace = at::empty({ops::delta_rule_workspace(shape, dtype, ctx.device(), sequences * tokens, sequences) + 16},
-                              options.dtype(at::kByte));
+    ctx.workspace =
+        at::empty({ops::delta_rule_workspace(shape, dtype, ctx.device(), sequences * tokens, sequences) + 16},
+                  options.dtype(at::kByte));
     const at::Tensor x = at::randn({sequences, tokens, channels}, options), weight = at::randn({channels, 4}, floats),
                      b = at::randn({sequences, tokens, shape.value_heads}, options), a = at::randn_like(b),
                      a_log = at::full({shape.value_heads}, -2.0, floats), bias = at::zeros({shape.value_heads}, floats);
@@ -125,19 +127,16 @@ TEST_F(GatedDeltaGpu, Speed) {
         report("short_conv", 2, [&] { ops::short_conv_forward(ctx, segments, x, weight, y); });
         report("short_conv_backward", 4, [&] { ops::short_conv_backward(ctx, segments, y, x, weight, dx, {}); });
         report("delta_rule", 20, [&] { ops::delta_rule_forward(ctx, shape, segments, in, o); });
-        report("delta_rule_backward", 60, [&] {
-            ops::delta_rule_backward(ctx, shape, segments, in, dout, states, {dx, db, da, {}, {}});
-        });
+        report("delta_rule_backward", 60,
+               [&] { ops::delta_rule_backward(ctx, shape, segments, in, dout, states, {dx, db, da, {}, {}}); });
         report("gated_norm", 2, [&] { ops::gated_norm_forward(ctx, o, z, norm, 1e-6, o); });
-        report("gated_norm_backward", 4,
-               [&] { ops::gated_norm_backward(ctx, dout, o, z, norm, 1e-6, dz, z, {}); });
+        report("gated_norm_backward", 4, [&] { ops::gated_norm_backward(ctx, dout, o, z, norm, 1e-6, dz, z, {}); });
     }
     ops::Context ctx(at::kCUDA);
     const int64_t rows = 64;
     const at::Tensor x = at::randn({rows, shape.channels()}, options), b = at::randn({rows, 32}, options),
                      a = at::randn_like(b), a_log = at::zeros({32}, floats), o = at::empty({rows, 32, 128}, options);
-    const ops::Kept states{at::zeros({rows, 32, 128, 128}, floats),
-                           at::arange(rows, floats.dtype(at::kInt))};
+    const ops::Kept states{at::zeros({rows, 32, 128, 128}, floats), at::arange(rows, floats.dtype(at::kInt))};
     const ops::Segments segments = testing::segments_of(std::vector<int32_t>(rows, 1), ctx.device());
     const double ms = testing::milliseconds_of(
         [&] { ops::delta_rule_forward(ctx, shape, segments, {x, b, a, a_log, a_log}, o, states); });

@@ -24,7 +24,7 @@ inline constexpr int64_t delta_chunk = 64;
 /// Memory between calls (decoding, a sequence in parts): segment s continues what row rows[s] of `values` holds, and
 /// leaves its own end there. Rows of segments differ. No values: segments begin with zeros, and leave nothing.
 struct Kept {
-    at::Tensor values;       ///< contiguous; [N, w - 1, C] of x's dtype (convolution), [N, H, k, v] of fp32 (delta rule)
+    at::Tensor values;  ///< contiguous; [N, w - 1, C] of x's dtype (convolution), [N, H, k, v] of fp32 (delta rule)
     at::Tensor rows_device;  ///< int32, an entry for each segment; on the CPU where the context is
 };
 
@@ -51,8 +51,8 @@ struct DeltaInputs {
 /// delta_rule_workspace bytes of ctx.workspace.
 void delta_rule_forward(Context& ctx, const DeltaShape& shape, const Segments& segments, const DeltaInputs& in,
                         const at::Tensor& o_THv, const Kept& kept = {});
-/// Bytes of ctx.workspace (16-byte aligned) for both directions, or for the forward alone, of up to `tokens` tokens in up
-/// to `segments` segments; 0 on the CPU.
+/// Bytes of ctx.workspace (16-byte aligned) for both directions, or for the forward alone, of up to `tokens` tokens in
+/// up to `segments` segments; 0 on the CPU.
 int64_t delta_rule_workspace(const DeltaShape& shape, at::ScalarType dtype, at::Device device, int64_t tokens,
                              int64_t segments, bool backward = true);
 
@@ -60,8 +60,8 @@ int64_t delta_rule_workspace(const DeltaShape& shape, at::ScalarType dtype, at::
 struct DeltaGradients {
     at::Tensor mixed_TC, b_TH, a_TH, a_log_H, dt_bias_H;
 };
-/// `states`: fp32, flat, of delta_state_elements; what it held is lost. The states are made again from the inputs. Takes
-/// delta_rule_workspace bytes of ctx.workspace. Gradients of mixed may not overlap `in`.
+/// `states`: fp32, flat, of delta_state_elements; what it held is lost. The states are made again from the inputs.
+/// Takes delta_rule_workspace bytes of ctx.workspace. Gradients of mixed may not overlap `in`.
 void delta_rule_backward(Context& ctx, const DeltaShape& shape, const Segments& segments, const DeltaInputs& in,
                          const at::Tensor& do_THv, const at::Tensor& states, const DeltaGradients& out);
 /// For up to `tokens` in up to `segments`: a state for each value head and begun chunk.
