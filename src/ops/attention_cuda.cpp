@@ -51,8 +51,7 @@ CudaForm form_of(const AttentionShape& shape, const Segments& s, at::ScalarType 
     const bool dense = s.uniform && s.max_q % dense_step == 0;
     if (dense) return CudaForm::dense;
     if (!same_lengths(s) && equal_chunks(s) && cudnn_serves_chunks(shape, dtype, device)) return CudaForm::chunks;
-    // The frontend calls packed backwards of other head_dims a known functional issue.
-    if (shape.head_dim % 16 == 0) return CudaForm::packed;
+    if (packed_backward_serves(shape)) return CudaForm::packed;
     static std::once_flag said;
     std::call_once(said, [&] {
         const PortableKernels portable = portable_kernels(shape.head_dim);
