@@ -13,10 +13,10 @@ namespace unsloth::app {
 namespace {
 
 std::string imported_json(const import::ImportedConfig& imported) {
-    const Json told = {{"program", imported.program}, {"carried", imported.carried},
-                       {"notes", imported.notes},     {"losses", imported.losses},
-                       {"aside", imported.aside},     {"config", Json::parse(imported.json)}};
-    return told.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+    const Json result = {{"program", imported.program}, {"carried", imported.carried},
+                         {"notes", imported.notes},     {"losses", imported.losses},
+                         {"aside", imported.aside},     {"config", Json::parse(imported.json)}};
+    return result.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
 }  // namespace

@@ -41,8 +41,9 @@ class NcclCommunicator final : public Communicator {
 
     void all_reduce_beside(const at::Tensor& sum, const std::function<void()>& after,
                            const std::string& what) override {
-        if (!beside_) beside_ = c10::cuda::getStreamFromPool(/*isHighPriority=*/true, sum.device().index());
-        const c10::cuda::CUDAStreamGuard guard(*beside_);
+        if (!reduce_stream_)
+            reduce_stream_ = c10::cuda::getStreamFromPool(/*isHighPriority=*/true, sum.device().index());
+        const c10::cuda::CUDAStreamGuard guard(*reduce_stream_);
         after();
         under_way_.push_back(issue_sum(sum, what));
     }
@@ -153,7 +154,7 @@ class NcclCommunicator final : public Communicator {
 
     Exchange& exchange_;
     Nccl nccl_;
-    std::optional<c10::cuda::CUDAStream> beside_;
+    std::optional<c10::cuda::CUDAStream> reduce_stream_;
     std::vector<Work> under_way_;
 };
 

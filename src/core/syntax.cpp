@@ -19,7 +19,7 @@ bool is_digit(char c) {
     return std::isdigit(static_cast<unsigned char>(c)) != 0;
 }
 
-/// Reads JSON only for its errors, without recursion. Ends by throwing a SyntaxMistake, or at the end of the text.
+/// Reads JSON only for its errors, without recursion. Ends by throwing a SyntaxError, or at the end of the text.
 class JsonProof {
   public:
     JsonProof(std::string_view text, bool comments, bool unique_keys)
@@ -61,7 +61,7 @@ class JsonProof {
 
     /// Of a text that ends too early its last line is shown.
     [[noreturn]] void fail(std::size_t at, std::string words) const {
-        throw SyntaxMistake{std::min(at, text_.find_last_not_of(" \t\r\n") + 1), std::move(words)};
+        throw SyntaxError{std::min(at, text_.find_last_not_of(" \t\r\n") + 1), std::move(words)};
     }
 
     bool at_end() const { return at_ >= text_.size(); }
@@ -257,11 +257,11 @@ std::size_t characters(std::string_view text) {
 
 }  // namespace
 
-SyntaxMistake find_json_mistake(std::string_view text, bool comments, bool unique_keys) {
+SyntaxError find_json_error(std::string_view text, bool comments, bool unique_keys) {
     try {
         JsonProof(text, comments, unique_keys).read();
-    } catch (const SyntaxMistake& mistake) {
-        return mistake;
+    } catch (const SyntaxError& error) {
+        return error;
     }
     return {0, "it cannot be read"};
 }
@@ -295,11 +295,11 @@ std::string marked_line(std::string_view text, std::size_t at, std::string_view 
 }
 
 Error not_valid_json(const std::string& source, std::string_view text) {
-    const SyntaxMistake mistake = find_json_mistake(text);
-    const TextPlace place = place_of(text, mistake.at);
+    const SyntaxError error = find_json_error(text);
+    const TextPlace place = place_of(text, error.at);
     return Error("json.syntax",
-                 cat(source, ": not valid JSON: line ", place.line, ", column ", place.column, ": ", mistake.words),
-                 marked_line(text, mistake.at));
+                 cat(source, ": not valid JSON: line ", place.line, ", column ", place.column, ": ", error.words),
+                 marked_line(text, error.at));
 }
 
 }  // namespace unsloth

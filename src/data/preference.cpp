@@ -106,9 +106,9 @@ Json implicit_prompt(const Json& row, Kind kind, Json& chosen, Json& rejected, c
                              " answer is what the other one begins with: where the prompt ends cannot be told"),
                          "Add a column prompt."};
     if (kind == Kind::messages) require_answers(chosen, rejected, end);
-    const auto cut = [&](const Json& whole, std::size_t begin, std::size_t behind) -> Json {
-        if (!texts) return elements(whole, begin, behind);
-        return whole.get_ref<const std::string&>().substr(begin, behind - begin);
+    const auto cut = [&](const Json& whole, std::size_t begin, std::size_t cut_end) -> Json {
+        if (!texts) return elements(whole, begin, cut_end);
+        return whole.get_ref<const std::string&>().substr(begin, cut_end - begin);
     };
     Json prompt = cut(chosen, 0, end);
     chosen = cut(chosen, end, size_of(chosen));
@@ -269,9 +269,9 @@ FormattedRow RowFormatter::instructed(const Json& row, const char* column) const
     one["output"] = required(row, column, format_);
     if (says_nothing(one["output"]))
         throw BadRow{"data.empty-answer", cat("the ", column, " answer is empty"), "An answer must say something."};
-    std::vector<bool> learnt;
-    EncodedRow ids = encode_instruction(one, learnt);
-    return encoded(std::move(ids), learnt);
+    std::vector<bool> in_loss;
+    EncodedRow ids = encode_instruction(one, in_loss);
+    return encoded(std::move(ids), in_loss);
 }
 
 RowFormatter RowFormatter::without_bounds() const {

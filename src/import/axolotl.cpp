@@ -184,22 +184,22 @@ std::string import_objective(Importer& importer) {
                       cat(rl, ": dpo, ipo, simpo, orpo, kto, grpo and gdpo are there; training.objective stays sft"));
         rl.clear();
     }
-    struct Served {
+    struct Mapped {
         const char *key, *option;
-        bool serves;
+        bool applies;
     };
-    for (const auto& [key, option, serves] :
-         {Served{"rl_beta", "preference.beta", !rl.empty()}, Served{"orpo_alpha", "preference.beta", orpo},
-          Served{"dpo_loss_type", "preference.loss_type", dpo},
-          Served{"dpo_label_smoothing", "preference.label_smoothing", dpo},
-          Served{"rpo_alpha", "preference.rpo_alpha", dpo || ipo}, Served{"cpo_alpha", "preference.rpo_alpha", simpo},
-          Served{"simpo_gamma", "preference.simpo_gamma", simpo},
-          Served{"kto_desirable_weight", "preference.desirable_weight", kto},
-          Served{"kto_undesirable_weight", "preference.undesirable_weight", kto}}) {
+    for (const auto& [key, option, applies] :
+         {Mapped{"rl_beta", "preference.beta", !rl.empty()}, Mapped{"orpo_alpha", "preference.beta", orpo},
+          Mapped{"dpo_loss_type", "preference.loss_type", dpo},
+          Mapped{"dpo_label_smoothing", "preference.label_smoothing", dpo},
+          Mapped{"rpo_alpha", "preference.rpo_alpha", dpo || ipo}, Mapped{"cpo_alpha", "preference.rpo_alpha", simpo},
+          Mapped{"simpo_gamma", "preference.simpo_gamma", simpo},
+          Mapped{"kto_desirable_weight", "preference.desirable_weight", kto},
+          Mapped{"kto_undesirable_weight", "preference.undesirable_weight", kto}}) {
         const auto value = importer.take(key);
         if (!value) continue;
         const bool alone = value->is_array() && value->size() == 1;
-        if (serves)
+        if (applies)
             importer.set(key, option, alone ? value->front() : *value);
         else
             importer.note(key, "has no effect: it serves another rl");

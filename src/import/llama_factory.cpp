@@ -215,19 +215,19 @@ void import_preferences(Importer& importer, const std::string& stage) {
         importer.set("pref_loss", "preference.loss_type", loss);
     else if (!orpo && loss != "sigmoid")
         importer.note("pref_loss", "has no effect: it serves the stage dpo");
-    struct Served {
+    struct Mapped {
         const char *key, *option;
-        bool serves;
+        bool applies;
         double off;
     };
-    for (const auto& [key, option, serves, off] :
-         {Served{"pref_beta", "preference.beta", dpo || orpo || kto, 0.1},
-          Served{"dpo_label_smoothing", "preference.label_smoothing", dpo && loss == "sigmoid", 0},
-          Served{"simpo_gamma", "preference.simpo_gamma", dpo && loss == "simpo", 0.5},
-          Served{"kto_chosen_weight", "preference.desirable_weight", kto, 1},
-          Served{"kto_rejected_weight", "preference.undesirable_weight", kto, 1}}) {
+    for (const auto& [key, option, applies, off] :
+         {Mapped{"pref_beta", "preference.beta", dpo || orpo || kto, 0.1},
+          Mapped{"dpo_label_smoothing", "preference.label_smoothing", dpo && loss == "sigmoid", 0},
+          Mapped{"simpo_gamma", "preference.simpo_gamma", dpo && loss == "simpo", 0.5},
+          Mapped{"kto_chosen_weight", "preference.desirable_weight", kto, 1},
+          Mapped{"kto_rejected_weight", "preference.undesirable_weight", kto, 1}}) {
         const auto value = importer.take(key);
-        if (value && serves)
+        if (value && applies)
             importer.set(key, option, *value);
         else if (value && *value != off)
             importer.note(key, "has no effect: it serves another stage or pref_loss");

@@ -312,18 +312,18 @@ void import_preference_fields(Importer& importer, const std::string& key, const 
     // Of DPOConfig's losses here robust alone reads it; those of older releases did as CPOConfig's do.
     const bool smooths =
         loss == PreferenceLoss::robust || (cpo && (loss == PreferenceLoss::sigmoid || loss == PreferenceLoss::simpo));
-    struct Served {
+    struct Mapped {
         const char* key;
-        bool serves;
+        bool applies;
         Json off;
     };
-    for (const auto& [key, serves, off] :
-         {Served{"beta", true, {}}, Served{"label_smoothing", dpo && smooths, 0},
-          Served{"simpo_gamma", dpo && loss == PreferenceLoss::simpo, 0.5}, Served{"rpo_alpha", dpo && !cpo, 0},
-          Served{"reference_free", dpo && !cpo, false}, Served{"desirable_weight", kto, 1},
-          Served{"undesirable_weight", kto, 1}}) {
+    for (const auto& [key, applies, off] :
+         {Mapped{"beta", true, {}}, Mapped{"label_smoothing", dpo && smooths, 0},
+          Mapped{"simpo_gamma", dpo && loss == PreferenceLoss::simpo, 0.5}, Mapped{"rpo_alpha", dpo && !cpo, 0},
+          Mapped{"reference_free", dpo && !cpo, false}, Mapped{"desirable_weight", kto, 1},
+          Mapped{"undesirable_weight", kto, 1}}) {
         const auto value = importer.take(key);
-        if (value && serves)
+        if (value && applies)
             importer.set(key, cat("preference.", key), *value);
         else if (value && *value != off)
             importer.note(key, "has no effect: it serves another trainer or loss_type");

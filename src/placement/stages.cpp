@@ -68,15 +68,16 @@ class Cut {
         Ranges cut;
         const int ranges = shape_.ranks * shape_.chunks;
         for (int number = 0, begin = 0; number < ranges; ++number) {
-            const int behind = ranges - number - 1;
-            int end = layers - behind;
+            const int ranges_after = ranges - number - 1;
+            int end = layers - ranges_after;
             const auto with = [&] {
                 Ranges all = cut;
                 all.push_back({begin, end});
-                for (int i = 0; i < behind; ++i) all.push_back({end + i, i + 1 < behind ? end + i + 1 : layers});
+                for (int i = 0; i < ranges_after; ++i)
+                    all.push_back({end + i, i + 1 < ranges_after ? end + i + 1 : layers});
                 return all;
             };
-            while (behind > 0 && end > begin + 1 && !holds(with(), number % shape_.ranks)) --end;
+            while (ranges_after > 0 && end > begin + 1 && !holds(with(), number % shape_.ranks)) --end;
             cut.push_back({begin, end});
             begin = end;
         }

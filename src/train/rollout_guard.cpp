@@ -24,8 +24,8 @@ std::vector<std::string> RolloutGuard::observe(int64_t step, const std::vector<s
     const auto watch = [&](Sign& sign, double value, bool bad, int steps, const auto& text) {
         if (std::isnan(value)) return;  // nothing is known of this step
         sign.steps = bad ? sign.steps + 1 : 0;
-        if (sign.steps < steps || sign.told) return;
-        sign.told = true;
+        if (sign.steps < steps || sign.warned) return;
+        sign.warned = true;
         warnings.push_back(text());
     };
     const double truncated = named(metrics, "completions/clipped_ratio"),

@@ -192,12 +192,13 @@ bool BasePlan::becomes_ready(int64_t layer) const {
 /// is slower than expanding rows, so that a layer must not need both.
 bool BasePlan::tiles_serve() const {
     if (!request_.nf4_chooser || request_.grid != spec::ServeGrid::none) return false;
-    const auto serves = [&](const MatrixGroup& group, bool transposed) {
+    const auto reads_tiles = [&](const MatrixGroup& group, bool transposed) {
         return request_.nf4_chooser(request_.fewest_tokens, group.n, group.k, transposed).kernel !=
                ops::Nf4GemmChoice::Kernel::dequantize;
     };
     return std::ranges::all_of(layout_.groups, [&](const MatrixGroup& group) {
-        return is_of_experts(group.group) || (serves(group, false) && (!request_.trains || serves(group, true)));
+        return is_of_experts(group.group) ||
+               (reads_tiles(group, false) && (!request_.trains || reads_tiles(group, true)));
     });
 }
 
@@ -227,17 +228,17 @@ bool BasePlan::lies_in_tiles(const formats::TensorSource& source) const {
 
 /// The form of a matrix of a layer that is not ready, and of embeddings and lm_head.
 BasePlan::Held BasePlan::held(const formats::TensorSource& source) const {
-    const bool lies = read_in_place(source), in_layer = source.rule.role == spec::TensorRole::linear;
+    const bool in_place = read_in_place(source), in_layer = source.rule.role == spec::TensorRole::linear;
     if (lies_in_tiles(source)) return Held::tiles;
-    if (lies && in_layer && request_.device.is_cpu() && place_of(source.rule.id.layer) == spec::Place::device &&
+    if (in_place && in_layer && request_.device.is_cpu() && place_of(source.rule.id.layer) == spec::Place::device &&
         !is_cut(source))
         return Held::file_map;
     if (type_of(source) == spec::WeightType::int8) return Held::int8;
     if (!spec::is_4bit(type_of(source))) return Held::matrix;
-    return lies && !is_cut(source) ? Held::packed : Held::quantised_here;
+    return in_place && !is_cut(source) ? Held::packed : Held::quantised_here;
 }
 
-int64_t BasePlan::expanded_linears() const {
+int64_t BasePlan::dequantized_linears() const {
     if (!request_.device.is_cuda()) return 0;
     const auto& all = file_->tensors.all();
     return std::count_if(all.begin(), all.end(), [&](const formats::TensorSource& source) {

@@ -225,13 +225,13 @@ std::string BasePlan::description() const {
 std::string BasePlan::form_of(int layer) const {
     if (forward_codes(request_.coded) == spec::Codes::int8) return "int8 codes";
     if (forward_coded(request_.coded)) return "fp8";
-    const bool expanded = lies_ready(layer);
+    const bool dequantized = lies_ready(layer);
     std::set<std::string> forms;
     for (const formats::TensorSource* source : linears(layer))
-        forms.insert(expanded || request_.masters ? request_.dtype == at::kBFloat16 ? "bf16"
-                                                    : request_.dtype == at::kHalf   ? "fp16"
-                                                                                    : "fp32"
-                                                  : name_of(type_of(*source)));
+        forms.insert(dequantized || request_.masters ? request_.dtype == at::kBFloat16 ? "bf16"
+                                                       : request_.dtype == at::kHalf   ? "fp16"
+                                                                                       : "fp32"
+                                                     : name_of(type_of(*source)));
     std::string text;
     for (const std::string& form : forms) text += cat(text.empty() ? "" : "+", form);
     if (dx_coded(request_.coded)) text += "+fp8";

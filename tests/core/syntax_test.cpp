@@ -7,7 +7,7 @@ namespace {
 
 /// "2:7 words".
 std::string mistake(const std::string& text, bool comments = false) {
-    const SyntaxMistake found = find_json_mistake(text, comments);
+    const SyntaxError found = find_json_error(text, comments);
     const TextPlace place = place_of(text, found.at);
     return std::to_string(place.line) + ":" + std::to_string(place.column) + " " + found.words;
 }
@@ -48,10 +48,10 @@ TEST(JsonMistake, IsSaidInPlainWords) {
 TEST(JsonMistake, IsNoneInWhatIsJson) {
     for (const char* text :
          {"{}", "[]", "[[], {}]", R"({"a": [1, -2.5e-3, "\u00e4\n"], "b": {"c": null}, "d": true})", "1"})
-        EXPECT_EQ(find_json_mistake(text).words, "it cannot be read") << text;
-    EXPECT_EQ(find_json_mistake("{ // one\n \"a\": /* two */ 1 }", true).words, "it cannot be read");
+        EXPECT_EQ(find_json_error(text).words, "it cannot be read") << text;
+    EXPECT_EQ(find_json_error("{ // one\n \"a\": /* two */ 1 }", true).words, "it cannot be read");
     std::string deep(100000, '[');
-    EXPECT_NE(find_json_mistake(deep).words.find("is not closed"), std::string::npos);
+    EXPECT_NE(find_json_error(deep).words.find("is not closed"), std::string::npos);
 }
 
 TEST(MarkedLine, PointsAtTheCharacter) {

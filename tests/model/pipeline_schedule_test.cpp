@@ -133,30 +133,31 @@ spec::Stage stage_of(int rank) {
     return {rank, 2, {{0, 2}, {2, 3}}};
 }
 
-TEST(PipelineSchedule, ItineraryCrossesBorders) {
+TEST(PipelineSchedule, PassesCrossStageBoundaries) {
     using Part = Action::Part;
     const TrainingRoute route{.layers = 3, .embedding_backward = true};
     const ChunkPasses passes{{forward, 0, 0}, {backward, 0, 0}};
-    EXPECT_EQ(pipeline_itinerary(stage_of(0), passes, route), (Itinerary{{Part::inputs, forward, 0, -1},
-                                                                         {Part::embedding, forward, 0, -1},
-                                                                         {Part::layer, forward, 0, 0},
-                                                                         {Part::layer, forward, 0, 1},
-                                                                         {Part::send, forward, 0, 2},
-                                                                         {Part::receive, backward, 0, 2},
-                                                                         {Part::layer, backward, 0, 1},
-                                                                         {Part::layer, backward, 0, 0},
-                                                                         {Part::embedding, backward, 0, -1}}));
-    EXPECT_EQ(pipeline_itinerary(stage_of(1), passes, route), (Itinerary{{Part::inputs, forward, 0, -1},
-                                                                         {Part::receive, forward, 0, 2},
-                                                                         {Part::layer, forward, 0, 2},
-                                                                         {Part::head, forward, 0, -1},
-                                                                         {Part::layer, backward, 0, 2},
-                                                                         {Part::send, backward, 0, 2}}));
+    EXPECT_EQ(pipeline_pass_schedule(stage_of(0), passes, route), (PassSchedule{{Part::inputs, forward, 0, -1},
+                                                                                {Part::embedding, forward, 0, -1},
+                                                                                {Part::layer, forward, 0, 0},
+                                                                                {Part::layer, forward, 0, 1},
+                                                                                {Part::send, forward, 0, 2},
+                                                                                {Part::receive, backward, 0, 2},
+                                                                                {Part::layer, backward, 0, 1},
+                                                                                {Part::layer, backward, 0, 0},
+                                                                                {Part::embedding, backward, 0, -1}}));
+    EXPECT_EQ(pipeline_pass_schedule(stage_of(1), passes, route), (PassSchedule{{Part::inputs, forward, 0, -1},
+                                                                                {Part::receive, forward, 0, 2},
+                                                                                {Part::layer, forward, 0, 2},
+                                                                                {Part::head, forward, 0, -1},
+                                                                                {Part::layer, backward, 0, 2},
+                                                                                {Part::send, backward, 0, 2}}));
     // No gradient goes below the lowest layer that trains.
     const TrainingRoute higher{.layers = 3, .lowest_layer = 2};
-    EXPECT_EQ(pipeline_itinerary(stage_of(0), passes, higher).back(), (Action{Part::send, forward, 0, 2}));
-    EXPECT_EQ(pipeline_itinerary(stage_of(1), passes, higher).back(), (Action{Part::layer, backward, 0, 2}));
-    EXPECT_EQ(pipeline_forward(stage_of(1)), (Itinerary{{Part::receive, forward, 0, 2}, {Part::layer, forward, 0, 2}}));
+    EXPECT_EQ(pipeline_pass_schedule(stage_of(0), passes, higher).back(), (Action{Part::send, forward, 0, 2}));
+    EXPECT_EQ(pipeline_pass_schedule(stage_of(1), passes, higher).back(), (Action{Part::layer, backward, 0, 2}));
+    EXPECT_EQ(pipeline_forward(stage_of(1)),
+              (PassSchedule{{Part::receive, forward, 0, 2}, {Part::layer, forward, 0, 2}}));
 }
 
 }  // namespace

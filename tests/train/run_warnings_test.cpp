@@ -48,7 +48,7 @@ TEST(Doubts, RouterLossesThatTheModelAsksFor) {
 
 TEST(Doubts, OptionsThatDoNothingOnThisMachine) {
     config::Config config;
-    EXPECT_TRUE(options_without_effect(config, /*on_gpu=*/false, /*sharers=*/1).empty());
+    EXPECT_TRUE(options_without_effect(config, /*on_gpu=*/false, /*data_parallel_size=*/1).empty());
     config.training.max_memory_gib = 8;
     config.distributed.zero_stage = 2;
     EXPECT_EQ(options_without_effect(config, false, 1).size(), 2u);

@@ -38,7 +38,7 @@ struct LoadRequest {
     weights::ShardingPolicy sharding;  ///< of the trained parameters
     weights::Share peers;  ///< ranks of one machine that hold the frozen layers among them; one: each holds all
     /// The ranks of `peers` and of the sharding policy's share; nullptr: one (or load() is not called).
-    comm::Communicator *peer_ranks = nullptr, *sharers = nullptr;
+    comm::Communicator *peer_ranks = nullptr, *data_parallel = nullptr;
     uint64_t seed = 0;                          ///< of the adapters' initialisation
     double noise_alpha = 0;                     ///< NEFTune's; 0: none
     double router_aux = 0;                      ///< of each micro-batch's balance of experts; 0: none
@@ -135,7 +135,7 @@ class ModelPlan {
     std::map<std::string, int64_t> groups() const;
 
     /// As BasePlan's of these names.
-    int64_t expanded_linears() const { return parts_.base->expanded_linears(); }
+    int64_t dequantized_linears() const { return parts_.base->dequantized_linears(); }
     bool lies_in_checkpoint() const { return parts_.base->lies_in_checkpoint(); }
     int widest_bits() const { return parts_.base->widest_bits(); }
     void require_expanded() const { parts_.base->require_expanded(); }

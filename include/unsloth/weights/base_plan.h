@@ -96,7 +96,7 @@ class BasePlan {
     int widest_bits() const;
     /// On a GPU: how many of the layers' quantised matrices each pass of the fewest tokens dequantizes to the compute
     /// type, because no GEMM reads them as stored.
-    int64_t expanded_linears() const;
+    int64_t dequantized_linears() const;
     /// The products that read 8-bit codes of their inputs.
     spec::CodedProducts coded() const { return request_.coded; }
     /// Those of them by lm_head: none in runs that train nothing, by one that is trained, or whose rows do not fill a
