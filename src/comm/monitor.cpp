@@ -267,7 +267,7 @@ std::optional<Monitor::Failure> Monitor::read_peer(int rank, Peer& peer, std::st
         const auto silent = std::chrono::duration_cast<seconds>(now - peer.changed);
         if (silent < lost_after_) return std::nullopt;
         tell_launcher(environment_, cat("lost ", rank));
-        return Failure{cat("rank ", rank, " (", peer.host, ") gives no sign of life for ", silent.count(),
+        return Failure{cat("rank ", rank, " (", peer.host, ") has sent no heartbeat for ", silent.count(),
                            " s: it ended or was stopped; it was last seen at ", peer.what, "; seen by rank ", rank_,
                            " at ", what_)};
     }

@@ -60,7 +60,8 @@ weights::AdapterSlots slots_for(const GenerateRequest& answers, const ServeReque
     const auto named = static_cast<int64_t>(answers.adapters.folders.size());
     const bool others_come = !request.adapter_root.empty() || !request.watch.empty();
     if (others_come && has_own_adapter)
-        throw Error("option.conflict", "--adapter_root and --watch do not go with --model.adapter_name_or_path",
+        throw Error("option.conflict",
+                    "--adapter_root and --watch cannot be combined with --model.adapter_name_or_path",
                     "Give that adapter with --adapter NAME=DIR.");
     weights::AdapterSlots slots{request.max_loras, request.max_lora_rank};
     if (slots.count == 0) slots.count = named + (others_come ? 2 : 0);

@@ -29,7 +29,7 @@ class JsonProof {
         const std::size_t invalid = first_invalid_utf8(text_);
         if (invalid < text_.size()) fail(invalid, "the byte is not UTF-8");
         skip_space();
-        if (at_end()) fail(0, "nothing stands there");
+        if (at_end()) fail(0, "the text is empty");
         for (Next next = Next::value; next != Next::end;) next = step(next);
         skip_space();
         if (!at_end()) fail(at_, "the value ends before this, and nothing may follow it");
@@ -130,16 +130,16 @@ class JsonProof {
 
     Next key(const char* expected) {
         if (here() == '\'') fail(at_, "keys stand in double quotes, not in single ones");
-        if (is_letter(here())) fail(at_, cat("a key stands in double quotes: \"", word(), "\""));
+        if (is_letter(here())) fail(at_, cat("a key must be in double quotes: \"", word(), "\""));
         if (here() != '"') fail(at_, expected);
         const std::size_t begin = at_;
         string();
         const std::string_view name = text_.substr(begin, at_ - begin);
         if (unique_keys_ && !keys_.back().insert(name).second)
-            fail(begin, cat("the key ", name, " stands twice in one object"));
+            fail(begin, cat("the key ", name, " appears twice in one object"));
         skip_space();
         require_more();
-        if (here() == '=') fail(at_, "a colon stands between key and value, not =");
+        if (here() == '=') fail(at_, "a colon separates key and value, not =");
         if (here() != ':') fail(at_, cat("a colon is expected after the key ", name.substr(0, 40)));
         ++at_;
         return Next::value;
@@ -162,8 +162,8 @@ class JsonProof {
         }
         ++at_;
         skip_space();
-        if (here() == closer()) fail(at_, cat("a comma stands before this ", closer(), ": take it out"));
-        if (here() == ',') fail(at_, "two commas stand here, with nothing between them");
+        if (here() == closer()) fail(at_, cat("there is a comma before this ", closer(), ": take it out"));
+        if (here() == ',') fail(at_, "there are two commas here, with nothing between them");
         return in_object() ? Next::key : Next::value;
     }
 
@@ -175,8 +175,8 @@ class JsonProof {
             fail(at_, cat("JSON writes true, false and null, not ", name));
         if (name == "NaN" || name == "Infinity" || name == "inf" || name == "nan")
             fail(at_, cat(name, " is no number of JSON"));
-        if (!name.empty()) fail(at_, cat("a text stands in double quotes: \"", name, "\""));
-        if (here() == '\'') fail(at_, "texts stand in double quotes, not in single ones");
+        if (!name.empty()) fail(at_, cat("a text must be in double quotes: \"", name, "\""));
+        if (here() == '\'') fail(at_, "texts must be in double quotes, not in single ones");
         if (here() == '+' || here() == '.') fail(at_, "a number begins with a digit or -");
         if (here() == ',' || here() == '}' || here() == ']') fail(at_, "a value is missing before this");
         fail(at_, expected);

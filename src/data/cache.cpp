@@ -117,7 +117,7 @@ Dataset load_cached(const std::vector<config::DataSource>& sources, const Datase
         } catch (const Error&) {
             if (attempt == most_attempts || fs::exists(cache.folder)) throw;
         }
-        log::warning(cache.folder.string(), " was removed while it was filled; it is made again");
+        log::warning(cache.folder.string(), " was removed while it was filled; it is created again");
     }
     return Dataset::load(sources, options, encoder);
 }

@@ -108,7 +108,7 @@ std::optional<bool> read_flags(const Json& message, const std::string& role, con
         const bool value = found->is_boolean() ? found->get<bool>() : *found == 1;
         if (role != "assistant" && value)
             throw BadRow{"data.message-shape",
-                         cat(where, ".", flag, ": only messages of the assistant are learnt, found one of ", role),
+                         cat(where, ".", flag, ": only messages of the assistant are trained, found one of ", role),
                          "data.train_on_prompt: true trains on all messages."};
         if (in_loss && *in_loss != value)
             throw BadRow{"data.message-shape",
@@ -120,7 +120,7 @@ std::optional<bool> read_flags(const Json& message, const std::string& role, con
     for (const char* const parts : {"train_detail", "training_detail"})
         if (message.contains(parts) && !message[parts].empty())
             throw BadRow{"data.message-shape",
-                         cat(where, ".", parts, ": parts of a message cannot be left out of the loss"),
+                         cat(where, ".", parts, ": parts of a message cannot be excluded from the loss"),
                          "Give the message \"weight\": 0 or 1, or divide it into several."};
     return in_loss;
 }

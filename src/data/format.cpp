@@ -282,7 +282,7 @@ EncodedRow RowFormatter::encode_conversation(WeightedConversation row, std::vect
         throw BadRow{"template.unclear-turns",
                      cat("the chat template marks ", ids.trained.size(), " of the ", row.in_loss.size(),
                          " assistant turns as trained: weights of messages cannot be matched with them"),
-                     "Leave out the weights and data.train_on_last_turn_only, or choose another data.template."};
+                     "Remove the weights and data.train_on_last_turn_only, or choose another data.template."};
     in_loss = std::move(row.in_loss);
     if (options_.train_on_last_turn_only && !in_loss.empty()) std::fill(in_loss.begin(), in_loss.end() - 1, false);
     return ids;

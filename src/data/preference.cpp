@@ -103,7 +103,7 @@ Json implicit_prompt(const Json& row, Kind kind, Json& chosen, Json& rejected, c
         if (size_of(first ? chosen : rejected) == end)
             throw BadRow{"data.no-prompt",
                          cat("the row has no prompt, and the ", first ? "chosen" : "rejected",
-                             " answer is what the other one begins with: where the prompt ends cannot be told"),
+                             " answer is what the other one begins with: where the prompt ends is unknown"),
                          "Add a column prompt."};
     if (kind == Kind::messages) require_answers(chosen, rejected, end);
     const auto cut = [&](const Json& whole, std::size_t begin, std::size_t cut_end) -> Json {

@@ -100,7 +100,7 @@ Error Dataset::Store::damaged(const RowRecord& row, const char* what) const {
     return Error("data.damaged-file",
                  cat(file.path().string(), ": this file of the cache is damaged: ", what, row.source_row,
                      " are not among its tokens"),
-                 "Delete the file: it is made again.");
+                 "Delete the file: it will be created again.");
 }
 
 Segments Dataset::Store::copy_segments(const RowRecord& row, const int32_t* next) const {

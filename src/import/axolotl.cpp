@@ -167,7 +167,7 @@ void import_axolotl_policy(Importer& importer, const std::string& rl) {
     if (importer.take("vllm")) importer.note("vllm", "has no effect: completions are sampled by the model in training");
     for (const char* key : {"orpo_alpha", "dpo_loss_type", "dpo_label_smoothing", "rpo_alpha", "cpo_alpha",
                             "simpo_gamma", "kto_desirable_weight", "kto_undesirable_weight"})
-        if (importer.take(key)) importer.note(key, "has no effect: it serves another rl");
+        if (importer.take(key)) importer.note(key, "has no effect: it applies to another rl");
 }
 
 /// The objective: `rl` of the file, or nothing where rows are trained on as they are.
@@ -202,7 +202,7 @@ std::string import_objective(Importer& importer) {
         if (applies)
             importer.set(key, option, alone ? value->front() : *value);
         else
-            importer.note(key, "has no effect: it serves another rl");
+            importer.note(key, "has no effect: it applies to another rl");
     }
     return rl;
 }
@@ -382,7 +382,7 @@ void import_axolotl(Importer& importer) {
     import_best(importer, "early_stopping_patience");
     import_upload(importer, /*id_alone=*/true);
     for (const std::string& plugin : importer.take_names("plugins"))
-        importer.note("plugins", cat(plugin, ": nothing is loaded; what its fields ask for is told with them"));
+        importer.note("plugins", cat(plugin, ": nothing is loaded; what its fields ask for is listed with them"));
     importer.take_rest(axolotl_fields(), false);
 }
 

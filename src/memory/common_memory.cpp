@@ -177,8 +177,8 @@ std::chrono::milliseconds CommonMemory::fill(const Filler& fill_one, std::chrono
         waited_in_all += pause;
     }
     if (const int64_t own = share().own; own > 0)
-        log::warning("host memory that processes with the same base could have in common is this one's own (",
-                     human_bytes(own), "): ", why_own_);
+        log::warning("host memory that processes with the same base could share is this one's own (", human_bytes(own),
+                     "): ", why_own_);
     return waited_in_all;
 }
 

@@ -107,10 +107,11 @@ void ModelPlan::read_trained() {
         stack_ = std::make_shared<const weights::MultiLoraAdapters>(request_.adapter_slots, spec());
     }
     if (request_.trains && request_.lora && request_.lora->use_dora && request_.lora->lora_dropout > 0)
-        throw Error("option.unsupported",
-                    "lora.use_dora does not go with lora.lora_dropout: PEFT's DoRA drops the base product's input "
-                    "too, which would take each of them twice",
-                    "Set lora.lora_dropout to 0.");
+        throw Error(
+            "option.unsupported",
+            "lora.use_dora cannot be combined with lora.lora_dropout: PEFT's DoRA drops the base product's input "
+            "too, which would take each of them twice",
+            "Set lora.lora_dropout to 0.");
     if (full && request_.trains) {
         table_ = share(weights::ParameterTable::full(spec()));
     } else if (stack_) {
@@ -131,7 +132,7 @@ void ModelPlan::read_trained() {
         throw Error("option.no-effect", "training.router_aux_loss_coef balances experts, and this model has none",
                     "Leave router_aux_loss_coef out.");
     if (request_.lora && request_.lora->use_dora && spec().experts)
-        throw Error("adapter.unsupported", "lora.use_dora does not go with a model of experts",
+        throw Error("adapter.unsupported", "lora.use_dora cannot be combined with a model of experts",
                     "Leave use_dora out: plain adapters do.");
     const auto has = [&](spec::TensorRole role) {
         return table_ && table_->find(role, {}, weights::Parameter::Kind::base) != nullptr;

@@ -54,7 +54,7 @@ bool keep_before(const config::Config& config, model::ModelPlan& plan, const Mac
     run->head_tile = plan.request().run.head_tile;
     run->pass_rows = plan.request().run.pass_rows;
     if (!holds(memory_budget(config, device, machine), plan.estimate(*run), device)) {
-        log::info("the plan of the run that this one goes on from does not fit here: a new one is made");
+        log::info("the checkpoint's memory plan does not fit here: planning again");
         return false;
     }
     plan.set_run(*std::move(run));

@@ -121,12 +121,13 @@ bool several_chunks(const config::DistributedOptions& distributed) {
 }
 
 void require_pipelined(const config::Config& config, at::Device device, int64_t layers) {
-    const std::string size = cat("distributed.pp_size ", config.distributed.pp_size, " does not go with ");
+    const std::string size = cat("distributed.pp_size ", config.distributed.pp_size, " cannot be combined with ");
     if (const char* const answers = asks_for_answers(config.training))
         throw Error("parallel.unsupported", cat(size, answers, ": a rank alone cannot answer"),
                     "Leave one of the two out.");
     if (config::traits_of(config.training.objective).has_teacher && !teacher_is_file(config))
-        throw Error("parallel.unsupported", size + "a model as distill.teacher: it stands beside a whole student",
+        throw Error("parallel.unsupported",
+                    size + "a model as distill.teacher: it needs the whole student on each rank",
                     "Let `unsloth-train score --top_k N` write what it says of the rows into a file, and name "
                     "that as distill.teacher.");
     if (const auto asked = layer_plan_of(config.training.gradient_checkpointing);

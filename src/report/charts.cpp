@@ -306,7 +306,7 @@ Chart memory_of(const Run& run) {
         "planned_memory", "Planned memory", "", "", {{"", cat("in all ", human_bytes(static_cast<int64_t>(planned)))}}};
     if (sum > planned * 1.005)
         chart.legend.back().text +=
-            cat("; ", human_bytes(static_cast<int64_t>(sum - planned)), " serve two purposes in turns");
+            cat("; ", human_bytes(static_cast<int64_t>(sum - planned)), " serve two purposes alternately");
     double most = std::max(1.0, static_cast<double>(groups.front().second)), y = 0;
     const auto add = [&](const char* kind, const std::string& name, int64_t bytes) {
         chart.body += label(0, y + 13, "start", name) + label(chart_width, y + 13, "end", human_bytes(bytes)) +

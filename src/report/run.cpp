@@ -140,7 +140,7 @@ std::string Run::killed_text() const {
     const bool elsewhere = use.state == FolderUse::State::left && !use.here;
     return cat("stopped without finishing ",
                steps.empty() ? std::string("before a step was logged") : cat("at step ", steps.back().step),
-               elsewhere ? cat(", unless ", use.holder, " still runs it") : "", " (last sign of life ", time, ")");
+               elsewhere ? cat(", unless ", use.holder, " still runs it") : "", " (last heartbeat ", time, ")");
 }
 
 double Run::seconds_left() const {

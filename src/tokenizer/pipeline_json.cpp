@@ -97,7 +97,7 @@ void add_pre_tokenizer(const JsonReader& part, bool normalized, std::vector<PreT
     } else if (type == "Metaspace") {
         const SpaceReplacement metaspace = read_metaspace(part);
         if (metaspace.prepend == SpaceReplacement::Prepend::first && (normalized || !steps.empty()))
-            part.at("prepend_scheme").refuse("always or never behind a normalizer or another step");
+            part.at("prepend_scheme").refuse("always or never after a normalizer or another step");
         steps.emplace_back(metaspace);
         if (part.boolean("split").value_or(true))
             steps.emplace_back(

@@ -44,7 +44,7 @@ std::vector<std::string> RolloutGuard::observe(int64_t step, const std::vector<s
     });
     watch(without_signal_, equal, equal >= 1, patience, [&] {
         return cat("all rewards of each group were equal in the last ", patience,
-                   " generation batches, so nothing was learnt: check grpo.rewards, or take easier or harder prompts");
+                   " generation batches, so nothing was learned: check grpo.rewards, or take easier or harder prompts");
     });
     watch(certain_, entropy, entropy < 0.01, patience, [&] {
         return cat("the entropy of tokens was below 0.01 in the last ", patience,

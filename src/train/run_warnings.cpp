@@ -26,7 +26,7 @@ std::optional<std::string> doubt_learning_rate(const config::Config& config, con
     const double rate = config.training.learning_rate.value();
     if (rate >= usual.low && rate <= usual.high) return std::nullopt;
     return cat("training.learning_rate ", rate, " is far from what is usual for ", usual.what,
-               rate > usual.high ? ": the loss may rise instead of falling" : ": little will be learnt",
+               rate > usual.high ? ": the loss may rise instead of falling" : ": little will be learned",
                "; auto takes ", config::learning_rate_rule(config, spec).rate);
 }
 

@@ -172,7 +172,7 @@ bool Stepper::issue(const data::StepBatch& batch, int64_t step, double learning_
 }
 
 void Stepper::start_clock() {
-    UNSLOTH_CHECK(pending_.empty(), "a step is under way");
+    UNSLOTH_CHECK(pending_.empty(), "a step is in flight");
     CudaEventTime& end = slots_[before(next_slot_)]->end;
     end.record();
     end.wait();

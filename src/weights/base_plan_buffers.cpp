@@ -203,7 +203,7 @@ std::string BasePlan::description() const {
     for (const auto& [type, count] : linears)
         text += cat(text.empty() ? "" : ", ", count, " linears in ", words_for(type));
     const auto cached = std::count(request_.cached.begin(), request_.cached.end(), true);
-    const char* const when = made ? " while loading" : " as they lie";
+    const char* const when = made ? " while loading" : " as stored";
     const char* const coded = dx_codes(request_.coded) == spec::Codes::int8
                                   ? "; held in int8 (a scale for each row)"
                                   : "; held in fp8 (e4m3, a scale for each row)";

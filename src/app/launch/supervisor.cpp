@@ -187,7 +187,7 @@ void Supervisor::end_lost(int number) {
     for (Rank& rank : ranks_) {
         if (rank.number != number || rank.state != Rank::State::running || rank.lost) continue;
         rank.lost = true;
-        say(cat("rank ", number, " (pid ", rank.pid, ") gives no sign of life, as the other ranks say; it is killed"));
+        say(cat("rank ", number, " (pid ", rank.pid, ") sends no heartbeat, as the other ranks report; it is killed"));
         ::kill(-rank.pid, SIGKILL);
     }
 }
