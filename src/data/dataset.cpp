@@ -249,7 +249,7 @@ Dataset Dataset::with_shared_prompts() const {
     return of(std::move(part));
 }
 
-Dataset Dataset::with_learnt_prompts() const {
+Dataset Dataset::with_trained_prompts() const {
     StorePart part;
     for (int64_t i = 0; i < size(); ++i) {
         const RowRecord& record = store_->record(rows_[static_cast<std::size_t>(i)]);

@@ -198,10 +198,10 @@ Pair pair_of(const Json& given, const CommonPrompt& common_prompt) {
         throw BadRow{"data.pair-mismatch",
                      "the chosen and the rejected answer are the same: there is nothing to prefer", ""};
     Json prompt = holds(row, "prompt") ? value_of(row, "prompt") : Json();
-    const bool text_beside_messages = kind == Kind::messages && prompt.is_string();
-    if (prompt.is_null() || (text_beside_messages && common_elements(chosen, rejected) > 0)) {
+    const bool text_with_messages = kind == Kind::messages && prompt.is_string();
+    if (prompt.is_null() || (text_with_messages && common_elements(chosen, rejected) > 0)) {
         prompt = implicit_prompt(row, kind, chosen, rejected, common_prompt);
-    } else if (text_beside_messages) {
+    } else if (text_with_messages) {
         prompt = Json::array({Json{{"role", "user"}, {"content", prompt}}});
     } else if (kind != kind_of(prompt, "prompt")) {
         throw BadRow{"data.pair-mismatch", "\"prompt\" is of another kind than the answers",

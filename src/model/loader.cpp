@@ -215,7 +215,7 @@ spec::MemoryNeed ModelPlan::estimate(const spec::RunPlan& run) const {
 /// For a completed plan.
 ModelPlan::Parts ModelPlan::parts(const spec::RunPlan& run) const {
     Parts parts = parts_;
-    if (!parts.base->lies_so(cached_layers(run), layers_at(run))) {
+    if (!parts.base->is_planned_as(cached_layers(run), layers_at(run))) {
         parts.base = std::make_shared<const weights::BasePlan>(file_, layout_, lora_layers_, base_request(run),
                                                                parts_.base.get());
         parts.of_base = bytes_of(*parts.base);
@@ -230,7 +230,8 @@ ModelPlan::Parts ModelPlan::parts(const spec::RunPlan& run) const {
 spec::MemoryNeed ModelPlan::need(const Parts& parts, const spec::RunPlan& run) const {
     const int64_t host = parts.of_step.host + parts.of_base.host + of_trained_.host;
     return {of_trained_.resident + parts.of_base.resident + parts.of_base.peer + parts.of_step.device +
-                recorded_bytes(parts, run) + (request_.device.is_cpu() ? host + parts.of_base.common : beside_arenas()),
+                recorded_bytes(parts, run) +
+                (request_.device.is_cpu() ? host + parts.of_base.common : outside_arenas()),
             request_.processes * (host - of_trained_.saved) + request_.writers * of_trained_.saved +
                 base_copies() * parts.of_base.common,
             base_copies() * parts.of_base.there};

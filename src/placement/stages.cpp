@@ -167,7 +167,7 @@ model::PipelineShape pipeline_shape(const config::Config& config, int64_t layers
     return {.ranks = ranks,
             .chunks = chunks,
             .micro_batches = static_cast<int>(micro_batches),
-            .under_way = static_cast<int>(distributed.pipeline_micro_batches)};
+            .in_flight = static_cast<int>(distributed.pipeline_micro_batches)};
 }
 
 std::vector<spec::LayerRange> cut_stages(const config::Config& config, const model::ModelPlan& whole,

@@ -202,8 +202,8 @@ void Stepper::write_scalars(Slot& slot, const data::StepBatch& batch, int64_t st
 }
 
 std::optional<StepResult> Stepper::take(bool must) {
-    const std::size_t may_be_under_way = ctx_.is_cuda() && !settings_.loss_scaling && !must ? 1 : 0;
-    if (pending_.size() <= may_be_under_way) return std::nullopt;
+    const std::size_t may_be_in_flight = ctx_.is_cuda() && !settings_.loss_scaling && !must ? 1 : 0;
+    if (pending_.size() <= may_be_in_flight) return std::nullopt;
     const Slot& slot = *slots_[pending_.front().slot];
     const Slot& earlier = *slots_[before(pending_.front().slot)];
     StepResult result = std::move(pending_.front().result);

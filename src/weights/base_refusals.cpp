@@ -97,10 +97,10 @@ void BasePlan::require_slices() const {
     }
 }
 
-void BasePlan::require_expanded() const {
+void BasePlan::require_dequantized() const {
     if (request_.mantissa_bits == 0) return;
     for (int layer = 0; layer < static_cast<int>(file_->spec.num_layers); ++layer)
-        if (has(layer) && !lies_ready(layer))
+        if (has(layer) && !is_ready(layer))
             throw Error(
                 "option.no-effect",
                 cat("hardware.weight_mantissa_bits rounds 4 and 16-bit weights that are dequantized once on a GPU; "

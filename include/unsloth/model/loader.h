@@ -124,7 +124,7 @@ class ModelPlan {
     int64_t total_bytes() const { return need().device; }
     /// Device memory that the driver takes for CUDA graphs, estimated from the number of layers. On a GPU, memory that
     /// is in no plan: scalars, what the allocator rounds up, and what a library takes for its calls.
-    int64_t beside_arenas() const;
+    int64_t outside_arenas() const;
     int64_t recorded_bytes() const { return recorded_bytes(parts_, request_.run); }
     /// The plans as one table.
     std::string table_text() const;
@@ -136,9 +136,9 @@ class ModelPlan {
 
     /// As BasePlan's of these names.
     int64_t dequantized_linears() const { return parts_.base->dequantized_linears(); }
-    bool lies_in_checkpoint() const { return parts_.base->lies_in_checkpoint(); }
+    bool reads_checkpoint_in_place() const { return parts_.base->reads_checkpoint_in_place(); }
     int widest_bits() const { return parts_.base->widest_bits(); }
-    void require_expanded() const { parts_.base->require_expanded(); }
+    void require_dequantized() const { parts_.base->require_dequantized(); }
 
     /// What must be equal in all processes of a LoadShare: every buffer on the device that they fill together, its name
     /// and size, as a hash.

@@ -13,7 +13,7 @@ struct PipelineShape {
     int ranks = 1;
     int chunks = 1;  ///< of layers, a rank's
     int micro_batches = 1;
-    int under_way = 0;  ///< most micro-batches between their passes at once, from 1 on; 0: as many as keep all busy
+    int in_flight = 0;  ///< most micro-batches between their passes at once, from 1 on; 0: as many as keep all busy
     bool operator==(const PipelineShape&) const = default;
 };
 

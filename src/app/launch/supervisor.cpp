@@ -148,7 +148,7 @@ void Supervisor::wait_for_events(Clock::time_point until) {
         for (const Stream& stream : rank.streams)
             if (stream.from.open() && !stream.to->full()) waits.push_back({stream.from.get(), POLLIN, 0});
     if (::poll(waits.data(), waits.size(), milliseconds_to(until)) <= 0) return;
-    read_told();
+    read_reports();
     out_.write_some();
     err_.write_some();
     for (Rank& rank : ranks_)
@@ -158,7 +158,7 @@ void Supervisor::wait_for_events(Clock::time_point until) {
     err_.write_some();
 }
 
-void Supervisor::read_told() {
+void Supervisor::read_reports() {
     if (!reports_.open()) return;
     char bytes[4096];
     const ssize_t got = ::read(reports_.get(), bytes, sizeof bytes);

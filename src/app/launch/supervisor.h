@@ -95,7 +95,7 @@ class Supervisor {
 
     void wait_for_events(Clock::time_point until);
     void read_stream(Rank& rank, Stream& stream);
-    void read_told();
+    void read_reports();
     void hear(const std::string& line);
     void end_lost(int number);
     void handle_signals();
