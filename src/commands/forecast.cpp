@@ -121,7 +121,7 @@ Target target_of(const engine_api::PlanRequest& request, const config::Config& c
         throw Error("memory.bad-limit",
                     cat("--gpu_memory ", human_bytes(target.memory), ": the driver and the libraries take ",
                         human_bytes(card.context_bytes), " of it"),
-                    "Bytes are meant where no unit stands: --gpu_memory 24GiB.");
+                    "A number without a unit is in bytes: --gpu_memory 24GiB.");
     target.machine.free = {target.memory - card.context_bytes, memory::device_memory(at::kCPU).total};
     return target;
 }

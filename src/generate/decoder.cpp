@@ -68,7 +68,7 @@ Decoder::Decoder(ops::Context& ctx, model::Model& model, const DecoderOptions& o
 void Decoder::record_passes() {
     if (!ctx_.is_cuda()) return;
     const int64_t most = std::min(model_.sizes().segments, model_.sizes().tokens), pages = ops::pages_of(context_);
-    const spec::Sampling likeliest;
+    const spec::Sampling greedy;
     const at::TensorOptions on_device(ctx_.device());
     const at::Tensor id = at::empty({1}, on_device.dtype(at::kInt)),
                      logprob = at::empty({1}, on_device.dtype(at::kFloat));
@@ -87,7 +87,7 @@ void Decoder::record_passes() {
         pass.rows.most_pages = pages, pass.rows.decoding = rows;
         for (int time = 0; time < 2; ++time)  // the second one is recorded
             model_.forward_with_kv_cache(pass, [&](int64_t, const at::Tensor& logits_CV) {
-                const ops::RowSampling row{&likeliest, {}, 0, {}};
+                const ops::RowSampling row{&greedy, {}, 0, {}};
                 ops::sample_tokens(ctx_, logits_CV, {&row, 1}, id, logprob);
             });
     }
@@ -232,7 +232,7 @@ void Decoder::copy_to_host(Issued& issued) const {
 
 /// The rows of logits that are read: prompts' tokens that are rated, and those that a token is chosen from.
 Decoder::ChosenRows Decoder::chosen_rows(const std::vector<ScheduledChunk>& parts, Issued& issued) const {
-    static const spec::Sampling likeliest;  // of rows whose token is known
+    static const spec::Sampling greedy;  // of rows whose token is known
     ChosenRows chosen;
     auto& [rows, constrained] = chosen;
     for (const ScheduledChunk& part : parts) {
@@ -241,7 +241,7 @@ Decoder::ChosenRows Decoder::chosen_rows(const std::vector<ScheduledChunk>& part
         for (int64_t t = s.cached; t < s.cached + part.count; ++t) {
             if (!rates_prompt_at(s, t)) continue;
             issued.rated.push_back({rows.size(), &s, static_cast<std::size_t>(t) + 1, request.top_logprobs});
-            rows.push_back({&likeliest, {}, 0, {}});
+            rows.push_back({&greedy, {}, 0, {}});
             issued.rows.push_back(nullptr);
         }
         if (!part.chooses()) continue;

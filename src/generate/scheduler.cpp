@@ -126,7 +126,7 @@ struct Scheduler::Seen {
 
 /// Adds up to `tokens` prompt tokens; with a policy, the number that it gives for the first prompt to come.
 void Scheduler::add_prompts(std::vector<ScheduledChunk>& parts, int64_t tokens, const ChunkedPrefillPolicy& policy) {
-    bool asks = static_cast<bool>(policy), singly = false;
+    bool asks = static_cast<bool>(policy), as_decode_rows = false;
     const auto rows = static_cast<int64_t>(parts.size());
     int64_t keys = 0, left = limits_.pass_tokens;
     Seen seen{{}, limits_.pass_tokens};
@@ -134,8 +134,8 @@ void Scheduler::add_prompts(std::vector<ScheduledChunk>& parts, int64_t tokens, 
     const auto add = [&](Sequence& s) {
         if (std::exchange(asks, false)) {
             const PrefillChunk most = policy(rows, keys, s.cached);
-            singly = most.as_decode_rows && limits_.segments > rows;
-            tokens = std::min({tokens, most.tokens, singly ? limits_.segments - rows : tokens});
+            as_decode_rows = most.as_decode_rows && limits_.segments > rows;
+            tokens = std::min({tokens, most.tokens, as_decode_rows ? limits_.segments - rows : tokens});
         }
         const int64_t room = (static_cast<int64_t>(s.pages.size()) + pool_.free()) * pool_.page_tokens() - s.cached;
         const int64_t fits = std::min({s.remaining(), tokens, room});
@@ -143,7 +143,7 @@ void Scheduler::add_prompts(std::vector<ScheduledChunk>& parts, int64_t tokens, 
         const int64_t count = with_whole_images(s, fits, std::min(left, room), seen);
         if (count <= 0) return;
         make_room(s, count);
-        parts.push_back({.sequence = &s, .count = count, .as_decode_rows = singly && count <= fits});
+        parts.push_back({.sequence = &s, .count = count, .as_decode_rows = as_decode_rows && count <= fits});
         tokens -= count;
         left -= count;
     };

@@ -18,8 +18,8 @@ int64_t ModelPlan::tower_library_bytes() const {
         /*backward=*/trains_tower(), request_.sizes.deterministic);
 }
 
-int64_t ModelPlan::beside_arenas() const {
-    int64_t bytes = memory::beside_arenas_bytes + (spec().experts ? ops::grouped_library_bytes(request_.device) : 0);
+int64_t ModelPlan::outside_arenas() const {
+    int64_t bytes = memory::outside_arenas_bytes + (spec().experts ? ops::grouped_library_bytes(request_.device) : 0);
     if (sees_images() && spec().vision->tiles) {
         const int64_t rows = spec().vision->tiles->tower_rows(), most = request_.sizes.image_rows(spec());
         const ops::AttentionShape tower{.heads = spec().vision->num_heads,

@@ -107,10 +107,11 @@ void ModelPlan::read_trained() {
         stack_ = std::make_shared<const weights::MultiLoraAdapters>(request_.adapter_slots, spec());
     }
     if (request_.trains && request_.lora && request_.lora->use_dora && request_.lora->lora_dropout > 0)
-        throw Error("option.unsupported",
-                    "lora.use_dora does not go with lora.lora_dropout: PEFT's DoRA drops the base product's input "
-                    "too, which would take each of them twice",
-                    "Set lora.lora_dropout to 0.");
+        throw Error(
+            "option.unsupported",
+            "lora.use_dora cannot be combined with lora.lora_dropout: PEFT's DoRA drops the base product's input "
+            "too, which would take each of them twice",
+            "Set lora.lora_dropout to 0.");
     if (full && request_.trains) {
         table_ = share(weights::ParameterTable::full(spec()));
     } else if (stack_) {
@@ -131,7 +132,7 @@ void ModelPlan::read_trained() {
         throw Error("option.no-effect", "training.router_aux_loss_coef balances experts, and this model has none",
                     "Leave router_aux_loss_coef out.");
     if (request_.lora && request_.lora->use_dora && spec().experts)
-        throw Error("adapter.unsupported", "lora.use_dora does not go with a model of experts",
+        throw Error("adapter.unsupported", "lora.use_dora cannot be combined with a model of experts",
                     "Leave use_dora out: plain adapters do.");
     const auto has = [&](spec::TensorRole role) {
         return table_ && table_->find(role, {}, weights::Parameter::Kind::base) != nullptr;
@@ -214,7 +215,7 @@ spec::MemoryNeed ModelPlan::estimate(const spec::RunPlan& run) const {
 /// For a completed plan.
 ModelPlan::Parts ModelPlan::parts(const spec::RunPlan& run) const {
     Parts parts = parts_;
-    if (!parts.base->lies_so(cached_layers(run), layers_at(run))) {
+    if (!parts.base->is_planned_as(cached_layers(run), layers_at(run))) {
         parts.base = std::make_shared<const weights::BasePlan>(file_, layout_, lora_layers_, base_request(run),
                                                                parts_.base.get());
         parts.of_base = bytes_of(*parts.base);
@@ -229,7 +230,8 @@ ModelPlan::Parts ModelPlan::parts(const spec::RunPlan& run) const {
 spec::MemoryNeed ModelPlan::need(const Parts& parts, const spec::RunPlan& run) const {
     const int64_t host = parts.of_step.host + parts.of_base.host + of_trained_.host;
     return {of_trained_.resident + parts.of_base.resident + parts.of_base.peer + parts.of_step.device +
-                recorded_bytes(parts, run) + (request_.device.is_cpu() ? host + parts.of_base.common : beside_arenas()),
+                recorded_bytes(parts, run) +
+                (request_.device.is_cpu() ? host + parts.of_base.common : outside_arenas()),
             request_.processes * (host - of_trained_.saved) + request_.writers * of_trained_.saved +
                 base_copies() * parts.of_base.common,
             base_copies() * parts.of_base.there};

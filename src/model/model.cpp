@@ -90,8 +90,8 @@ void Model::pass_over(const Action& action, const Pass& pass) {
 }
 
 /// What will be asked for: of frozen layers where this rank has rows, of what ranks hold among them by all alike.
-void Model::begin_walk(const Itinerary& actions, const Pass& pass) {
-    Itinerary own;
+void Model::begin_walk(const PassSchedule& actions, const Pass& pass) {
+    PassSchedule own;
     std::copy_if(actions.begin(), actions.end(), std::back_inserter(own),
                  [&](const Action& action) { return pass.has(action); });
     parts_.network.refresh(ctx_);
@@ -111,7 +111,7 @@ void Model::begin_walk(const Itinerary& actions, const Pass& pass) {
 }
 
 /// Executes the schedule, a stretch of like actions at a time: every pass goes through this loop.
-void Model::walk(const Itinerary& actions, const Pass& pass) {
+void Model::walk(const PassSchedule& actions, const Pass& pass) {
     const bool trains = pass.trains();
     begin_walk(actions, pass);
     bool chosen = false;
@@ -145,7 +145,7 @@ void Model::walk(const Itinerary& actions, const Pass& pass) {
 }
 
 /// By the micro-batches of the first stretch over layers, whose inputs are there.
-void Model::choose_recording(const Itinerary& actions, std::size_t first, std::size_t end, const Pass& pass) {
+void Model::choose_recording(const PassSchedule& actions, std::size_t first, std::size_t end, const Pass& pass) {
     RecordedPasses& recorded = recordings(pass);
     if (!records(pass)) return recorded.choose_none();
     std::vector<const MicroBatch*> in_flight;
@@ -277,15 +277,16 @@ void Model::train(std::span<const data::Batch> batches, HeadObjective& objective
         if (batch.labels_of_all() > 0) pass.batches.push_back(&require_slice(batch));
     pass.present = pass.batches.size();
     route_.micro_batches = static_cast<int>(batches.size());
-    walk(pipeline().alone() ? training_itinerary(route_)
-                            : pipeline_itinerary(pipeline().stage(), pipeline().passes(route_.micro_batches), route_),
+    walk(pipeline().alone()
+             ? training_schedule(route_)
+             : pipeline_pass_schedule(pipeline().stage(), pipeline().passes(route_.micro_batches), route_),
          pass);
 }
 
 // --- without a backward pass ---------------------------------------------------------------------------------------
 
-Itinerary Model::forward_pass() const {
-    return pipeline().alone() ? forward_itinerary(route_.layers) : pipeline_forward(pipeline().stage());
+PassSchedule Model::forward_pass() const {
+    return pipeline().alone() ? forward_schedule(route_.layers) : pipeline_forward(pipeline().stage());
 }
 
 /// Up to what the head reads; a rank without rows passes with the others.

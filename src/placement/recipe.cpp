@@ -60,7 +60,7 @@ void share_out(const config::Config& config, const spec::ModelSpec& spec, const 
     request.sharding = parameter_sharding(config.distributed, stage);
     if (recipe.work == Work::bench) return;
     require_shareable(config, request.sharding);
-    if (ranks.links && request.sharding.share.size > 1) request.sharers = ranks.links->stage();
+    if (ranks.links && request.sharding.share.size > 1) request.data_parallel = ranks.links->stage();
     if (ranks.reach && divides_base(config)) {
         request.peers = ranks.links ? place_of(ranks.links->copies_here()) : weights::Share{copy, copies};
         if (ranks.links) request.peer_ranks = ranks.links->copies_here();

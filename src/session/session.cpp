@@ -113,7 +113,7 @@ config::LoadedConfig with_base(config::LoadedConfig loaded, const engine_api::Na
 PassesPlan plan_passes(const config::LoadedConfig& loaded, const OpenedModel& opened, int64_t tokens, int64_t segments,
                        int64_t head_rows, int64_t fewest_tokens, const placement::CacheSize& cache,
                        const engine_api::NamedFolders& adapters, const weights::AdapterSlots& slots,
-                       const placement::MemoryBudget& beside, const data::Dataset::ImageSizes& images) {
+                       const placement::MemoryBudget& reserved, const data::Dataset::ImageSizes& images) {
     const at::Device device = ops::choose_device(loaded.config.hardware.device);
     placement::Recipe recipe{.work = placement::Work::passes,
                              .device = device,
@@ -148,7 +148,7 @@ PassesPlan plan_passes(const config::LoadedConfig& loaded, const OpenedModel& op
                     "Leave --kv_cache_dtype at auto.");
     PassesPlan planned{model::ModelPlan(opened.file, request), {}};
     placement::Machine machine = placement::machine_of(device);
-    machine.taken = beside;
+    machine.taken = reserved;
     planned.budget = placement::memory_budget(loaded.config, device, machine);
     placement::shrink(planned.plan, cache, planned.budget.device / 10 * 9);
     placement::choose_memory_use(loaded.config, planned.plan, /*micro_batches=*/1, machine);
@@ -170,8 +170,8 @@ LoadedModel load(const config::LoadedConfig& loaded, const OpenedModel& opened, 
               name_of(loaded.config.model.dtype));
     LoadedModel result;
     result.ctx = placement::make_context(loaded.config, plan);
-    if (const int64_t expanded = plan.expanded_linears(); request.sizes.cache_tokens > 0 && expanded > 0)
-        log::info("answers: ", expanded, " quantized matrices are dequantized to ", c10::toString(request.dtype),
+    if (const int64_t dequantized = plan.dequantized_linears(); request.sizes.cache_tokens > 0 && dequantized > 0)
+        log::info("answers: ", dequantized, " quantized matrices are dequantized to ", c10::toString(request.dtype),
                   " for each token: products of few tokens read nested 4-bit weights of whole tiles of 64 alone, in "
                   "bfloat16, where hardware.kernels is not library");
     result.model = std::make_unique<model::Model>(*result.ctx, plan.load(*result.ctx));
@@ -184,7 +184,7 @@ LoadedModel load_for_inference(const config::LoadedConfig& loaded, const OpenedM
                                const weights::AdapterSlots& slots, const data::Dataset::ImageSizes& images) {
     return load(loaded, opened,
                 plan_passes(loaded, opened, tokens, segments, head_rows, fewest_tokens, cache, adapters, slots,
-                            /*beside=*/{}, images));
+                            /*reserved=*/{}, images));
 }
 
 }  // namespace unsloth::session

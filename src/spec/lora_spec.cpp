@@ -25,12 +25,14 @@ void refuse_idle_keys(const std::string& option, const std::vector<std::pair<std
                       const ModelSpec& model, const std::vector<LayerLora>& layers,
                       const std::vector<TowerLora>& tower) {
     const Patterns<Value> patterns(option, entries);
-    enum class Use { none, without_adapter, shadowed, serves };
+    enum class Use { none, without_adapter, shadowed, applies };
     std::vector<Use> uses(entries.size(), Use::none);
     const auto look = [&](const std::string& path, bool has_adapter) {
         const std::size_t first = patterns.first_match(path, 0);
         for (std::size_t i = first; i < entries.size(); i = patterns.first_match(path, i + 1))
-            uses[i] = std::max(uses[i], !has_adapter ? Use::without_adapter : i == first ? Use::serves : Use::shadowed);
+            uses[i] = std::max(uses[i], !has_adapter ? Use::without_adapter
+                                        : i == first ? Use::applies
+                                                     : Use::shadowed);
     };
     for (std::size_t layer = 0; layer < layers.size(); ++layer)
         for (const Projection p : model.adaptable_of(static_cast<int64_t>(layer)))

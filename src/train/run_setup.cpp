@@ -146,8 +146,8 @@ void RunSetup::open_data() {
         eval_rows_ = eval_rows_.with_shared_prompts();
     }
     if (config::traits_of(config().training.objective).learns_prompts) {
-        data.train = data.train.with_learnt_prompts();
-        eval_rows_ = eval_rows_.with_learnt_prompts();
+        data.train = data.train.with_trained_prompts();
+        eval_rows_ = eval_rows_.with_trained_prompts();
     }
     if (may_keep_features()) {
         kept_ = std::make_shared<model::KeptFeatures>();

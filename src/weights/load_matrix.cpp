@@ -128,7 +128,7 @@ StoredWeight BasePlan::frozen_weight(ops::Context& ctx, const formats::TensorSou
     }
     if (!spec::is_4bit(type)) return slice(matrix_of(linear, matrix_type(linear)), part);
     if (in_mxfp4(linear)) return on_device(slice(mxfp4_rows(*linear.mxfp4()), part), ctx.device());
-    if (as_it_lies(linear)) {
+    if (held_as_stored(linear)) {
         if (!is_cut(linear)) return ops::upload(ctx, linear.quant4()->view);
         const auto where_it_is = [](const char*, const at::Tensor& values) { return values; };
         return on_device(slice(quant4_rows(linear.quant4()->view, where_it_is), part), ctx.device());

@@ -134,17 +134,17 @@ class Model {
         bool trains() const { return purpose == For::training; }
         bool has(const Action& action) const { return static_cast<std::size_t>(action.micro) < present; }
     };
-    void walk(const Itinerary& actions, const Pass& pass);
+    void walk(const PassSchedule& actions, const Pass& pass);
     void act(const Action& action, const Pass& pass);
     const data::Batch& require_slice(const data::Batch& batch) const;
     void take_in(int micro, const Pass& pass);
     data::TokenOrder own_token_order(const data::Batch& batch, const MicroBatch& micro) const;
     void cross_border(const Action& action);
     std::size_t place_of(int micro) const { return static_cast<std::size_t>(micro) % micro_batches_.size(); }
-    void choose_recording(const Itinerary& actions, std::size_t first, std::size_t end, const Pass& pass);
-    Itinerary forward_pass() const;
+    void choose_recording(const PassSchedule& actions, std::size_t first, std::size_t end, const Pass& pass);
+    PassSchedule forward_pass() const;
     void walk_forward(const Pass& pass);
-    void begin_walk(const Itinerary& actions, const Pass& pass);
+    void begin_walk(const PassSchedule& actions, const Pass& pass);
     void pass_over(const Action& action, const Pass& pass);
     Units units() const {
         return {route_.layers, parts_.network.parameters && parts_.network.parameters->table().embeddings_are_head()};

@@ -21,7 +21,7 @@ std::optional<std::string> describe_router_loss(const config::Config& config, co
 
 /// Warnings about options that were given and have no effect on such a device, or with this many ranks that share the
 /// trained parameters.
-std::vector<std::string> options_without_effect(const config::Config& config, bool on_gpu, int sharers);
+std::vector<std::string> options_without_effect(const config::Config& config, bool on_gpu, int data_parallel_size);
 
 /// What to say about a warm-up that takes more than half of the run's steps, or is not over when the run ends; nothing
 /// otherwise. The rate must be settled.
@@ -50,7 +50,7 @@ class LossWatch {
   private:
     double least_ = std::numeric_limits<double>::infinity();
     int64_t least_step_ = 0;
-    bool told_ = false;
+    bool warned_ = false;
 };
 
 }  // namespace unsloth::train
