@@ -271,7 +271,7 @@ void ModelPlan::submit_trained(memory::Plan& resident) const {
     if (own_table_)
         weights::Parameters::plan(*own_table_, request_.optim, request_.trains, request_.sharding, resident);
     if (stack_) stack_->plan(layout_, resident);
-    if (sees_images()) weights::VisionWeights::plan(*spec().vision, request_.dtype, resident);
+    if (sees_images()) weights::VisionWeights::plan(*spec().vision, request_.dtype, file_->tensors.vision, resident);
     if (sees_images()) weights::VisionWeights::plan_adapters(tower_lora_, request_.dtype, resident);
     if (request_.trains && spec().experts)
         resident.add("workspace", Network::router_ends_name,
