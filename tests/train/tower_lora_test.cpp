@@ -152,6 +152,32 @@ TEST_P(TowerLoraTest, BeginsAtTheBase) {
     EXPECT_EQ(of_tower, 2 * static_cast<int>(spec::tower_linears(file()->spec).size()));
 }
 
+/// Gradients go down to where the tower's features enter, or to the lowest adapter. What is trained all the same has
+/// the same gradients.
+TEST_P(TowerLoraTest, GradientsEndWhereNothingBelowIsTrained) {
+    SeenRun run = reference_run(*rows, request(), lora);
+    const spec::ModelSpec spec = file()->spec;
+    const int64_t last = spec.num_layers - 1;
+    run.request.adapter.reset();
+    run.steps.resize(1);
+    run.rates = {0.0};
+    const auto course = [&](std::vector<int64_t> layers) {
+        run.request.lora = asked().lora;
+        run.request.lora->layers_to_transform = std::move(layers);
+        return run_steps(model_path(), run);
+    };
+    const SeenCourse from_first = course({0, last}), from_last = course({last});
+    run.request.adapter.reset();
+    const LoadedModel loaded = load_model(model_path(), run.request);
+    int lowest = 0;
+    while (tiled() && !spec.crosses(lowest)) ++lowest;
+    EXPECT_EQ(loaded->parts().network.lowest_trained_layer, lowest);
+    EXPECT_EQ(from_first.losses, from_last.losses);
+    EXPECT_LT(from_last.first_gradients.size(), from_first.first_gradients.size());
+    for (const auto& [name, gradient] : from_last.first_gradients)
+        if (is_of_tower(name)) EXPECT_TRUE(same_bits(gradient, from_first.first_gradients.at(name))) << name;
+}
+
 /// What is saved names the same modules to whoever reads it: the convolution that makes patches is none of them.
 TEST_P(TowerLoraTest, ExpressionsNameTheSameLinears) {
     const spec::ModelSpec spec = file()->spec;
