@@ -173,7 +173,7 @@ void run_merge(const CommandLine& line) {
         base, &adapter, {.load_in_4bit = request.load_in_4bit, .precision = spec::PrecisionMap(request.precision)},
         grid);
     log::info(model.changed_tensors() + static_cast<int64_t>(base.stand_in_tensors().size()), " of ",
-              model.tensors().size() + model.others().size(), " tensors change");
+              model.tensors().size() + model.others(/*keeps_4bit=*/false).size(), " tensors change");
     formats::ModelWriteOptions options{.type = request.dtype,
                                        .shard_bytes = static_cast<std::size_t>(request.max_shard_bytes)};
     if (grid != spec::ServeGrid::none) options.linears = formats::type_on_grid(grid);

@@ -173,11 +173,14 @@ void ModelPlan::choose_own(const spec::Stage& stage) {
         throw Error("parallel.model-does-not-divide",
                     cat("distributed.pp_size ", stage.size, ": nothing is trained in stage ", stage.rank + 1),
                     "Take fewer stages, or train adapters in all layers.");
-    const auto adapted = [](const spec::LayerLora& layer) { return !layer.empty(); };
+    const bool by_layers = trains_tower() && spec().vision->tiles;  // features enter the layers that cross
+    const auto needs_gradient = [&](int layer) {
+        return !lora_layers_[static_cast<std::size_t>(layer)].empty() || (by_layers && spec().crosses(layer));
+    };
     lowest_trained_layer_ = 0;
-    if (!trains_all() && !trains(spec::TensorRole::embed_tokens) && !trains_tower())
-        lowest_trained_layer_ =
-            static_cast<int>(std::find_if(lora_layers_.begin(), lora_layers_.end(), adapted) - lora_layers_.begin());
+    if (!trains_all() && !trains(spec::TensorRole::embed_tokens) && (by_layers || !trains_tower()))
+        while (lowest_trained_layer_ < spec().num_layers && !needs_gradient(lowest_trained_layer_))
+            ++lowest_trained_layer_;
     for (std::size_t layer = 0; layer < lora_layers_.size(); ++layer)
         if (!stage.has(static_cast<int64_t>(layer))) lora_layers_[layer] = {};
 }
@@ -273,7 +276,7 @@ void ModelPlan::submit_trained(memory::Plan& resident) const {
     if (own_table_)
         weights::Parameters::plan(*own_table_, request_.optim, request_.trains, request_.sharding, resident);
     if (stack_) stack_->plan(layout_, resident);
-    if (sees_images()) weights::VisionWeights::plan(*spec().vision, request_.dtype, resident);
+    if (sees_images()) weights::VisionWeights::plan(*spec().vision, request_.dtype, file_->tensors.vision, resident);
     if (sees_images()) weights::VisionWeights::plan_adapters(tower_lora_, request_.dtype, resident);
     if (request_.trains && spec().experts)
         resident.add("workspace", Network::router_ends_name,

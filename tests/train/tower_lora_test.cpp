@@ -1,7 +1,6 @@
 // Adapters in the towers of Qwen2.5-VL, Qwen3-VL and Llama 3.2 Vision against transformers and PEFT, and what follows
 // from them: plans, merged models, names, refusals.
-#include "unsloth/spec/tower_lora.h"
-#include "train/tiled_support.h"
+#include "train/tower_support.h"
 #include "unsloth/formats/merge.h"
 #include "unsloth/formats/model_writer.h"
 
@@ -10,53 +9,11 @@ namespace {
 
 using namespace test;
 
-using TowerCase = std::tuple<std::string, std::string>;  ///< family, device
-
-/// Rows of a set, whatever its images are made of.
-struct TowerRows {
-    explicit TowerRows(const std::string& family) {
-        const auto take = [&](const auto& rows) {
-            set = rows->set;
-            files = rows->files;
-            sample = [rows](const nlohmann::json& row, int64_t number) { return rows->sample(row, number); };
-        };
-        family == "mllama" ? take(std::make_shared<const TiledRows>()) : take(std::make_shared<const SeenRows>(family));
-    }
-    fs::path set, files;
-    std::function<data::Sample(const nlohmann::json&, int64_t)> sample;
-};
-
 bool is_of_tower(const std::string& name) {
     return name.find(".language_model.") == std::string::npos;
 }
 
-class TowerLoraTest : public ::testing::TestWithParam<TowerCase> {
-  protected:
-    void SetUp() override {
-        UNSLOTH_NEEDS_XZ();
-        std::tie(family, device) = GetParam();
-        rows.emplace(family);
-        lora = golden("families/" + family) / "tower_lora";
-    }
-    fs::path model_path() const { return unpacked(rows->set / "model"); }
-    bool tiled() const { return family == "mllama"; }
-    model::LoadRequest request() const { return tiled() ? seeing_tiles(device) : seeing(device, at::kFloat); }
-    std::shared_ptr<const formats::WeightFile> file() const {
-        return std::make_shared<const formats::WeightFile>(formats::WeightFile::open(model_path().string()));
-    }
-    /// A new adapter as options ask for it.
-    model::LoadRequest asked() const {
-        model::LoadRequest request = this->request();
-        request.trains = request.sizes.training = true;
-        request.lora = spec::LoraSpec{
-            .r = 4, .lora_alpha = 8, .target_modules = {"q_proj", "v_proj"}, .tower = spec::TowerTargets::all};
-        return request;
-    }
-
-    std::string family, device;
-    std::optional<TowerRows> rows;
-    fs::path lora;
-};
+class TowerLoraTest : public TowerTest {};
 
 TEST_P(TowerLoraTest, TrainsAsTheReference) {
     expect_trains_as_reference(*rows, model_path(), request(), lora);
@@ -193,6 +150,32 @@ TEST_P(TowerLoraTest, BeginsAtTheBase) {
         EXPECT_EQ(l2(gradient) > 0, b) << name;
     }
     EXPECT_EQ(of_tower, 2 * static_cast<int>(spec::tower_linears(file()->spec).size()));
+}
+
+/// Gradients go down to where the tower's features enter, or to the lowest adapter. What is trained all the same has
+/// the same gradients.
+TEST_P(TowerLoraTest, GradientsEndWhereNothingBelowIsTrained) {
+    SeenRun run = reference_run(*rows, request(), lora);
+    const spec::ModelSpec spec = file()->spec;
+    const int64_t last = spec.num_layers - 1;
+    run.request.adapter.reset();
+    run.steps.resize(1);
+    run.rates = {0.0};
+    const auto course = [&](std::vector<int64_t> layers) {
+        run.request.lora = asked().lora;
+        run.request.lora->layers_to_transform = std::move(layers);
+        return run_steps(model_path(), run);
+    };
+    const SeenCourse from_first = course({0, last}), from_last = course({last});
+    run.request.adapter.reset();
+    const LoadedModel loaded = load_model(model_path(), run.request);
+    int lowest = 0;
+    while (tiled() && !spec.crosses(lowest)) ++lowest;
+    EXPECT_EQ(loaded->parts().network.lowest_trained_layer, lowest);
+    EXPECT_EQ(from_first.losses, from_last.losses);
+    EXPECT_LT(from_last.first_gradients.size(), from_first.first_gradients.size());
+    for (const auto& [name, gradient] : from_last.first_gradients)
+        if (is_of_tower(name)) EXPECT_TRUE(same_bits(gradient, from_first.first_gradients.at(name))) << name;
 }
 
 /// What is saved names the same modules to whoever reads it: the convolution that makes patches is none of them.
