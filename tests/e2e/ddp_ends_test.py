@@ -132,7 +132,7 @@ class EndsOfRanks(Ranks):
         now.touch()
         ranks[0].send_signal(signal.SIGTERM)
         self.expect_ended_by(
-            ranks[0], r"(?s)rank 1 .*(gives no sign|did not come).*did not end by itself within 3 s", 30
+            ranks[0], r"(?s)rank 1 .*(has sent no heartbeat|did not come).*did not end by itself within 3 s", 30
         )
 
     @unittest.skipUnless(LIBRARY, "UNSLOTH_FAULT does not name the preloaded library")
