@@ -23,6 +23,7 @@ int64_t range_bucket(int64_t length) {
 }
 
 int64_t range_cudnn_bytes(const AttentionShape& shape, int64_t queries, int64_t keys, bool backward) {
+    if (std::min(queries, keys) < shortest) return 0;
     constexpr int64_t offsets = 1 << 20, half = 2, wide = 4;
     const int64_t of_rows = 2 * wide * shape.heads * range_bucket(queries) + offsets;
     if (!backward) return of_rows;

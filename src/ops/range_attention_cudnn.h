@@ -11,7 +11,8 @@ namespace unsloth::ops {
 /// Lengths of queries and keys that a plan is made for: the next power of two, at least 256.
 int64_t range_bucket(int64_t length);
 
-/// What cuDNN takes at most for a range: its scratch, and gradients of keys and values before they are added.
+/// What cuDNN takes at most for a range: its scratch, and gradients of keys and values before they are added. 0 for
+/// lengths that it is not given.
 int64_t range_cudnn_bytes(const AttentionShape& shape, int64_t queries, int64_t keys, bool backward);
 
 #if UNSLOTH_CUDA
