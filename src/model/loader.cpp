@@ -172,11 +172,14 @@ void ModelPlan::choose_own(const spec::Stage& stage) {
         throw Error("parallel.model-does-not-divide",
                     cat("distributed.pp_size ", stage.size, ": nothing is trained in stage ", stage.rank + 1),
                     "Take fewer stages, or train adapters in all layers.");
-    const auto adapted = [](const spec::LayerLora& layer) { return !layer.empty(); };
+    const bool by_layers = trains_tower() && spec().vision->tiles;  // features enter the layers that cross
+    const auto needs_gradient = [&](int layer) {
+        return !lora_layers_[static_cast<std::size_t>(layer)].empty() || (by_layers && spec().crosses(layer));
+    };
     lowest_trained_layer_ = 0;
-    if (!trains_all() && !trains(spec::TensorRole::embed_tokens) && !trains_tower())
-        lowest_trained_layer_ =
-            static_cast<int>(std::find_if(lora_layers_.begin(), lora_layers_.end(), adapted) - lora_layers_.begin());
+    if (!trains_all() && !trains(spec::TensorRole::embed_tokens) && (by_layers || !trains_tower()))
+        while (lowest_trained_layer_ < spec().num_layers && !needs_gradient(lowest_trained_layer_))
+            ++lowest_trained_layer_;
     for (std::size_t layer = 0; layer < lora_layers_.size(); ++layer)
         if (!stage.has(static_cast<int64_t>(layer))) lora_layers_[layer] = {};
 }

@@ -256,7 +256,7 @@ void Model::act(const Action& action, const Pass& pass) {
         if (on_module) on_module(cat("model.layers.", layer), a.output_of(layer));
     } else if (!passes_by) {
         take_image_gradients(network, micro, layer);
-        const bool input_gradient = layer > route_.lowest_layer || route_.embedding_backward;
+        const bool input_gradient = layer > route_.lowest_layer || network.has_embedding_gradient();
         layer_backward(layer_context(layer, micro, pass.scope), w, a.layer(layer),
                        a.run().layers[static_cast<std::size_t>(layer)].keep, input_gradient);
     }
