@@ -274,7 +274,7 @@ class OtherUsers(EndToEnd):
         self.assertNotIn("resuming from", result.err)
         self.assertTrue((planted / "manifest.json").exists())
         named = self.succeed(*self.train_arguments(self.base, self.data, *more, planted, out="named"))
-        self.assertIn("after step 2", named.err)
+        self.assertIn("at step 3", named.err)
 
     def test_links_on_the_way_to_what_the_user_names(self):
         link = self.plant("link", self.mine)

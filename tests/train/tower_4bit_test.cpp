@@ -1,6 +1,7 @@
 // Towers of Qwen2.5-VL, Qwen3-VL and Llama 3.2 Vision whose linears the folder has in bitsandbytes' NF4, beside the
 // same values in fp32.
 #include "train/tower_support.h"
+#include "unsloth/formats/bnb8.h"
 #include "unsloth/formats/described_model.h"
 #include "unsloth/formats/merge.h"
 #include "unsloth/formats/model_writer.h"
@@ -93,6 +94,45 @@ TEST_P(Tower4BitTest, IsPlannedIn4Bit) {
     const weights::VisionBlock& block = loaded->parts().network.vision->blocks.front();
     for (const weights::VisionLinear* const linear : {&block.qkv, &block.proj, &block.in, &block.out})
         EXPECT_FALSE(linear->parts.empty());
+}
+
+/// 8-bit linears are dequantized while loading and merging.
+TEST_P(Tower4BitTest, EightBitsAreRead) {
+    std::vector<formats::TensorBlob> blobs;
+    std::map<std::string, at::Tensor> values;
+    const auto add = [&](const formats::TensorDecl& decl, const void* data) {
+        const auto* const first = static_cast<const std::byte*>(data);
+        blobs.push_back({decl, {first, first + decl.bytes()}});
+    };
+    const formats::SafetensorsFile all(folder / "plain/model.safetensors");
+    for (const formats::TensorView& view : all.tensors()) {
+        if (!linears.contains(view.name)) {
+            add({view.name, view.dtype, view.shape}, view.data.data());
+            continue;
+        }
+        const int64_t rows = view.shape[0], cols = view.shape[1];
+        at::Tensor& made = values[view.name] = tensor_of(view).to(at::kFloat).contiguous().clone();
+        std::vector<int8_t> codes(static_cast<std::size_t>(rows * cols));
+        std::vector<float> maxima(static_cast<std::size_t>(rows));
+        formats::quantize_int8_rows(made.const_data_ptr<float>(), rows, cols, codes.data(), maxima.data());
+        formats::round_to_int8_rows(made.mutable_data_ptr<float>(), rows, cols);
+        constexpr uint8_t row_major = 0;
+        const std::vector<formats::TensorDecl> parts = formats::int8_declarations(view.name, rows, cols);
+        add(parts.at(0), codes.data()), add(parts.at(1), maxima.data()), add(parts.at(2), &row_major);
+    }
+    for (const char* const config : {"config.json", "processor_config.json"})
+        write_text(folder / "int8" / config, read_file(model_path() / config));
+    formats::write_safetensors(folder / "int8/model.safetensors", blobs);
+    fs::create_directory(folder / "from int8");
+    const auto base = open("int8");
+    formats::write_model(formats::MergedModel(*base, nullptr), folder / "from int8", {.type = spec::WeightType::f32});
+    const auto merged = open("from int8");
+    EXPECT_EQ(merged->tensors.others.size(), merged->tensors.vision.size());
+    for (const auto& [name, expected] : values)
+        EXPECT_TRUE(same_bits(tensor_of(merged->checkpoint.at(name)), expected)) << name;
+    const data::Sample row = rows->sample(read_json(rows->files / "forward.json")["rows"][0], 0);
+    const LoadedModel one = load_model(folder / "int8", request()), other = load_model(folder / "from int8", request());
+    EXPECT_TRUE(same_bits(logits_of_row(*one.model, row), logits_of_row(*other.model, row)));
 }
 
 TEST_P(Tower4BitTest, IsMergedAsItsValues) {

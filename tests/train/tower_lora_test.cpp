@@ -152,30 +152,32 @@ TEST_P(TowerLoraTest, BeginsAtTheBase) {
     EXPECT_EQ(of_tower, 2 * static_cast<int>(spec::tower_linears(file()->spec).size()));
 }
 
-/// Gradients go down to where the tower's features enter, or to the lowest adapter. What is trained all the same has
-/// the same gradients.
+/// Gradients go down to where the tower's features enter, or to the lowest adapter: the tower has the same ones.
 TEST_P(TowerLoraTest, GradientsEndWhereNothingBelowIsTrained) {
     SeenRun run = reference_run(*rows, request(), lora);
     const spec::ModelSpec spec = file()->spec;
-    const int64_t last = spec.num_layers - 1;
     run.request.adapter.reset();
     run.steps.resize(1);
     run.rates = {0.0};
-    const auto course = [&](std::vector<int64_t> layers) {
+    const auto course = [&](int64_t layer) {
         run.request.lora = asked().lora;
-        run.request.lora->layers_to_transform = std::move(layers);
+        run.request.lora->layers_to_transform = {layer};
         return run_steps(model_path(), run);
     };
-    const SeenCourse from_first = course({0, last}), from_last = course({last});
-    run.request.adapter.reset();
+    const SeenCourse in_first = course(0), in_last = course(spec.num_layers - 1);
     const LoadedModel loaded = load_model(model_path(), run.request);
     int lowest = 0;
     while (tiled() && !spec.crosses(lowest)) ++lowest;
     EXPECT_EQ(loaded->parts().network.lowest_trained_layer, lowest);
-    EXPECT_EQ(from_first.losses, from_last.losses);
-    EXPECT_LT(from_last.first_gradients.size(), from_first.first_gradients.size());
-    for (const auto& [name, gradient] : from_last.first_gradients)
-        if (is_of_tower(name)) EXPECT_TRUE(same_bits(gradient, from_first.first_gradients.at(name))) << name;
+    EXPECT_EQ(in_first.losses, in_last.losses);
+    int moved = 0;
+    for (const auto& [name, gradient] : in_last.first_gradients) {
+        if (!is_of_tower(name)) continue;
+        const at::Tensor& expected = in_first.first_gradients.at(name);
+        EXPECT_LE(l2(gradient - expected), 1e-5 * l2(expected)) << name;
+        moved += l2(expected) > 0 ? 1 : 0;
+    }
+    EXPECT_EQ(moved, static_cast<int>(spec::tower_linears(spec).size()));
 }
 
 /// What is saved names the same modules to whoever reads it: the convolution that makes patches is none of them.
