@@ -96,7 +96,9 @@ class ActivationList {
     template <class Statistic, class Matrix>
     void experts(LayerSaved& a, const Statistic& statistic, const Matrix& matrix, spec::Keep keeps);
     template <class Statistic, class Matrix>
-    void branches(LayerSaved& a, const Statistic& statistic, const Matrix& matrix, bool rest, bool crosses);
+    void mixer(int64_t layer, LayerSaved& a, const Statistic& statistic, const Matrix& matrix, spec::Keep keeps);
+    template <class Statistic, class Matrix>
+    void branches(int64_t layer, LayerSaved& a, const Statistic& statistic, const Matrix& matrix, bool rest);
 
     /// The most columns of a dense MLP's activation, with its adapters'; 0: every layer has experts.
     int64_t mlp_columns() const {
@@ -114,6 +116,10 @@ class ActivationList {
     void border(int64_t i, at::Tensor& x_tD);
 
     void scratch(Scratch& s);
+
+    /// Of the products that read the residual stream first; with the columns of their adapters, or without.
+    int64_t most_columns(bool adapters) const;
+    void delta_scratch(const spec::DeltaSpec& delta, Scratch& s);
 
     void experts_scratch(const spec::ExpertsSpec& experts, Scratch& s);
 

@@ -120,6 +120,9 @@ void with_fused_targets(LoraSpec& lora, const ModelSpec& model) {
                 if (const auto p = static_cast<Projection>(i); target == name_of(p)) return is_of_mlp(p);
             return false;
         });
+    if (lora.usual_targets && model.delta)
+        for (const Projection p : {Projection::delta_qkv, Projection::delta_z, Projection::delta_out})
+            targets.emplace_back(name_of(p));
     for (const Projection fused : model.linears) {
         if (first_part(fused) == fused) continue;
         std::vector<std::string> parts;

@@ -93,7 +93,7 @@ const Whole* find_whole(std::string_view model_type);
 
 extern const Family llama_family, mistral_family, ministral3_family, qwen2_family, qwen3_family, qwen3_moe_family,
     qwen2_5_vl_family, qwen3_vl_family, gpt_oss_family, granite_family, smollm3_family, phi3_family, gemma3_family,
-    olmo3_family, mllama_family;
+    olmo3_family, mllama_family, qwen3_5_family;
 
 void read_qwen2_5_vision(const JsonReader& config, spec::ModelSpec& spec);
 void read_qwen3_vision(const JsonReader& config, spec::ModelSpec& spec);

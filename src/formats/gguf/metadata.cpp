@@ -130,7 +130,7 @@ void check_expressible(const spec::ModelSpec& spec) {
                     cat("llama.cpp's '", architecture.name, "' has no ", what, ", which this model has"));
     };
     const spec::RopeSpec& rope = spec.ropes.front();
-    if (rope.by_axes() || spec.has_cross_layers())
+    if (rope.by_axes() || spec.has_cross_layers() || spec.delta)
         throw Error(
             "export.unsupported",
             cat("this program writes no GGUF of a model that sees images, and this is one (", spec.part_of, ")"),
