@@ -201,7 +201,6 @@ std::vector<Projection> ModelSpec::projections_of(int64_t layer) const {
 
 std::vector<Projection> ModelSpec::adaptable_of(int64_t layer) const {
     std::vector<Projection> own = projections_of(layer);
-    std::erase_if(own, [](Projection p) { return p == Projection::delta_b || p == Projection::delta_a; });
     if (has_experts(layer)) own.insert(own.end(), {Projection::experts_gate_up, Projection::experts_down});
     return own;
 }

@@ -160,7 +160,7 @@ TEST(HfConfig, RefusesByNameWhatAFamilysClassWouldDoOtherwise) {
     refuse("phi3", {{"partial_rotary_factor", 1.5}, {"rope_parameters", nullptr}}, {"partial_rotary_factor"});
     refuse("phi3_longrope", {{"original_max_position_embeddings", -1}}, {"rope_parameters.factor"});
     refuse("olmo3", {{"layer_types", {"full_attention"}}}, {"layer_types", "1 entries for 4"});
-    for (const char* const type : {"gemma2", "gemma4", "gemma4_text", "qwen3_5", "qwen3_next", "deepseek_v3",
+    for (const char* const type : {"gemma2", "gemma4", "gemma4_text", "qwen3_5_moe", "qwen3_next", "deepseek_v3",
                                    "glm4_moe_lite", "nemotron_h", "granitemoehybrid", "mistral4"})
         refuse("granite", {{"model_type", type}}, {"model_type", type});
 }

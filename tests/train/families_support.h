@@ -43,7 +43,7 @@ inline LoadedModel load_scoring_model(const fs::path& folder, const std::optiona
     request.dtype = dtype;
     request.load_in_4bit = in_4bit;
     request.adapter = adapter;
-    request.sizes.tokens = request.sizes.longest = request.sizes.head_rows = 64;
+    request.sizes.tokens = request.sizes.longest = request.sizes.head_rows = 80;
     request.sizes.segments = 8;
     request.run.head_tile = 16;
     request.sizes.training = false;

@@ -41,7 +41,9 @@ std::vector<Row> rows_of(const std::string& name) {
 /// Experts have no adapters.
 std::string targets_of(const std::string& name) {
     const std::string attention = "q_proj,k_proj,v_proj,o_proj";
-    return name.starts_with("qwen3_moe") ? attention : attention + ",gate_proj,up_proj,down_proj";
+    if (name.starts_with("qwen3_moe")) return attention;
+    const std::string nets = "in_proj_qkv,in_proj_z,in_proj_b,in_proj_a,out_proj";
+    return attention + ",gate_proj,up_proj,down_proj" + (name.starts_with("qwen3_5") ? "," + nets : "");
 }
 
 /// The loss of a training step that changes nothing: with the same masks whenever it is taken.
@@ -137,7 +139,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 INSTANTIATE_TEST_SUITE_P(Families, GradientTest,
                          ::testing::Combine(::testing::Values("granite", "ministral3", "phi3", "phi3_longrope",
-                                                              "gemma3_text", "olmo3"),
+                                                              "gemma3_text", "olmo3", "qwen3_5_text"),
                                             ::testing::Values("full", "dora"), ::testing::ValuesIn(test_devices())),
                          [](const auto& info) {
                              return std::get<0>(info.param) + "_" + std::get<1>(info.param) + "_" +
