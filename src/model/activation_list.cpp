@@ -5,7 +5,6 @@
 
 #include "unsloth/model/decoder_layer.h"
 #include "unsloth/ops/coded_rows.h"
-#include "unsloth/ops/gated_delta.h"
 
 namespace unsloth::model {
 namespace {
@@ -33,7 +32,8 @@ std::vector<Buffer> ActivationList::buffers(const std::vector<Alike>& layers, Ac
             saved(layer, to.layers[i], to.moved[i]);
         else if (receives(layer))
             border(layer, to.layers[i].x_tD);
-        if (sizes_.cache_tokens > 0 && !spec_.crosses(layer) && !spec_.has_delta(layer)) cache(layer, to.caches[i]);
+        if (sizes_.cache_tokens == 0 || spec_.crosses(layer)) continue;
+        spec_.has_delta(layer) ? states(layer, to.layers[i].kept) : cache(layer, to.caches[i]);
     }
     if (stage.last())
         own({"layer inputs", "x out", {slice_, spec_.hidden_size}, dtype_, memory::forward | memory::head, Rows::slice},
@@ -304,25 +304,6 @@ void ActivationList::scratch(Scratch& s) {
     if (elsewhere || sizes_.image_rows(spec_) > 0)
         add(buffer("dz", tile, spec_.hidden_size + rank, memory::backward), s.dz_full);
     add(buffer("dqkv", t, most_columns(true), memory::backward), s.dqkv_full);
-}
-
-int64_t ActivationList::most_columns(bool adapters) const {
-    int64_t most = 0;
-    for (const Group g : {Group::qkv, Group::delta_in})
-        if (layout_.has(g)) most = std::max(most, layout_[g].n + (adapters ? layout_[g].r : 0));
-    return most;
-}
-
-void ActivationList::delta_scratch(const spec::DeltaSpec& delta, Scratch& s) {
-    const int64_t t = sizes_.tokens;
-    const uint8_t layers = memory::forward | memory::backward;
-    add({"scratch", "convolved", {t, delta.channels()}, dtype_, layers, Rows::tokens}, s.convolved_TC);
-    if (!sizes_.training) return;
-    add({"scratch", "gradient of the convolved", {t, delta.channels()}, dtype_, memory::backward, Rows::tokens},
-        s.dconvolved_TC);
-    const ops::DeltaShape shape{delta.key_heads, delta.value_heads, delta.key_dim, delta.value_dim};
-    add({"scratch", "states", {ops::delta_state_elements(shape, t, sizes_.segments)}, at::kFloat, memory::backward},
-        s.states);
 }
 
 void ActivationList::of_objective(ObjectiveBuffer::Life life, std::vector<at::Tensor>& tensors) {

@@ -139,6 +139,8 @@ class ActivationList {
     void tower_backward(const spec::VisionSpec& tower, const TowerRows& of, VisionBuffers& b);
     void tiles(const spec::VisionSpec& tower, const spec::TilesSpec& tiles, VisionBuffers& b);
 
+    void states(int64_t layer, DeltaKept& kept);
+
     void cache(int64_t layer, ops::KvCache& of);
 
     const spec::ModelSpec& spec_;

@@ -33,12 +33,30 @@ at::Tensor taps_of(const spec::DeltaSpec& delta, const at::Tensor& weight) {
     return weight.view({delta.channels(), delta.taps});
 }
 
+const ops::Segments& rows_of(const LayerContext& c) {
+    return c.tokens.cached != nullptr ? c.tokens.cached->all : c.tokens.segments;
+}
+
+/// What the rows go on from; nothing where each begins.
+ops::KeptStates kept(const LayerContext& c, const at::Tensor& data) {
+    if (c.tokens.cached == nullptr) return {};
+    return {data, c.tokens.cached->states, c.tokens.cached->states_S};
+}
+
+/// Rows after those that resume begin with this pass.
+void clear_begun(const LayerContext& c, const DeltaKept& states) {
+    if (c.tokens.cached == nullptr) return;
+    const DecodeBatch& rows = *c.tokens.cached;
+    for (auto row = static_cast<std::size_t>(rows.going_on.count()); row < rows.states.size(); ++row)
+        for (const at::Tensor& data : {states.inputs_NwC, states.states_NHkv}) data.select(0, rows.states[row]).zero_();
+}
+
 /// What the delta rule reads: the convolved channels are made anew.
 ops::DeltaInputs convolve(const LayerContext& c, const weights::LayerWeights& w, const LayerSaved& a) {
     const spec::DeltaSpec& delta = *c.spec.delta;
     const DeltaViews in = delta_views(delta, a.qkv_TN);
-    ops::short_conv_forward(c.group.ctx, c.tokens.segments, in.mixed_TC,
-                            taps_of(delta, w.norm(spec::TensorRole::delta_conv)), c.scratch.convolved_TC);
+    ops::short_conv_forward(c.group.ctx, rows_of(c), in.mixed_TC, taps_of(delta, w.norm(spec::TensorRole::delta_conv)),
+                            c.scratch.convolved_TC, kept(c, a.kept.inputs_NwC));
     return {c.scratch.convolved_TC, in.b_TH, in.a_TH, w.norm(spec::TensorRole::delta_a_log),
             w.norm(spec::TensorRole::delta_dt_bias)};
 }
@@ -59,7 +77,9 @@ void delta_forward(const LayerContext& c, const weights::LayerWeights& w, const 
     if (!steps.attention) return;
     ++c.counts.attention;
     const at::Tensor o_THv = value_heads(delta, a.ungated_TN);
-    ops::delta_rule_forward(c.group.ctx, shape_of(delta), c.tokens.segments, convolve(c, w, a), o_THv);
+    clear_begun(c, a.kept);
+    ops::delta_rule_forward(c.group.ctx, shape_of(delta), rows_of(c), convolve(c, w, a), o_THv,
+                            kept(c, a.kept.states_NHkv));
     ops::gated_norm_forward(c.group.ctx, o_THv, delta_views(delta, a.qkv_TN).z_THv,
                             w.norm(spec::TensorRole::delta_norm), c.spec.rms_norm_eps, value_heads(delta, a.o_full));
     fill_adapter_columns(c.group, Group::delta_out, w[Group::delta_out], {a.o_full}, {});

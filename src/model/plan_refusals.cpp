@@ -46,10 +46,9 @@ void ModelPlan::require_delta() const {
     };
     if (!request_.device.is_cpu())
         refuse("model.unsupported", "a GPU", "Their kernels are not there yet: hardware.device cpu trains small ones.");
-    if (request_.sizes.cache_tokens > 0)
-        refuse("model.unsupported", "generation", "Evaluation by loss does: leave out what samples answers.");
     if (request_.sizes.keys > 0)
-        refuse("option.unsupported", "a prompt that rows share", "Set preference.share_prompts to false.");
+        refuse("option.unsupported", "a prompt that rows share (preference.share_prompt, and all of grpo)",
+               "Set preference.share_prompt to false.");
     if (!request_.cp.alone()) refuse("parallel.unsupported", "distributed.cp_size", "Leave it at 1.");
     if (!request_.tp.alone()) refuse("parallel.unsupported", "distributed.tp_size", "Leave it at 1.");
 }

@@ -190,16 +190,21 @@ void add_over_tokens(const at::Tensor& terms_TH, const at::Tensor& to_H) {
 
 }  // namespace
 
-void delta_forward(const DeltaShape& shape, const Segments& segments, const DeltaInputs& in, const at::Tensor& o_THv) {
+void delta_forward(const DeltaShape& shape, const Segments& segments, const DeltaInputs& in, const at::Tensor& o_THv,
+                   const KeptStates& kept) {
     const int64_t k = shape.key_dim, v = shape.value_dim, served = shape.value_heads / shape.key_heads;
     const Rows out_rows(o_THv);
     each_key_head(shape, segments, [&](size_t segment, int64_t key_head) {
         Scan s(shape, in);
-        std::vector<float> states(Scan::size(served * k * v)), out(Scan::size(v));
+        const bool keeps = kept.keeps(segment);
+        std::vector<float> zeros(keeps ? 0 : Scan::size(served * k * v)), out(Scan::size(v));
+        float* const states = keeps ? kept.data.mutable_data_ptr<float>() +
+                                          (kept.rows[segment] * shape.value_heads + key_head * served) * k * v
+                                    : zeros.data();
         for (int64_t t = segments.q_offsets[segment]; t < segments.q_offsets[segment + 1]; ++t) {
             s.read_keys(t, key_head);
             for (int64_t i = 0; i < served; ++i) {
-                float* const S = states.data() + i * k * v;
+                float* const S = states + i * k * v;
                 s.read_value(t, key_head * served + i);
                 s.advance(S);
                 std::fill(out.begin(), out.end(), 0.0F);

@@ -174,6 +174,11 @@ std::vector<LayerLora> resolve_lora(const LoraSpec& asked, const ModelSpec& mode
         for (const Projection p : model.projections_of(layer)) {
             const std::string path = module_path(model, static_cast<std::size_t>(layer), p);
             if (!targets.contains(path, layer)) continue;
+            if (has_no_adapter(p))
+                throw Error("adapter.unsupported",
+                            cat("lora.target_modules names ", path, ", and ", name_of(Projection::delta_b), " and ",
+                                name_of(Projection::delta_a), " have no adapters here"),
+                            "They are small, and say how fast a gated delta net forgets: leave them out.");
             layers[static_cast<std::size_t>(layer)].add(p) =
                 make_module(lora, ranks.value_for(path, lora.r), alphas.value_for(path, lora.lora_alpha), path);
             any = true;

@@ -201,6 +201,7 @@ std::vector<Projection> ModelSpec::projections_of(int64_t layer) const {
 
 std::vector<Projection> ModelSpec::adaptable_of(int64_t layer) const {
     std::vector<Projection> own = projections_of(layer);
+    std::erase_if(own, has_no_adapter);
     if (has_experts(layer)) own.insert(own.end(), {Projection::experts_gate_up, Projection::experts_down});
     return own;
 }

@@ -12,8 +12,8 @@ namespace unsloth {
 
 using namespace test;
 
-inline const std::vector<std::string> families = {"ministral3",      "granite", "phi3",    "phi3_longrope",
-                                                  "gemma3_text",     "olmo3",   "smollm3", "qwen3_moe",
+inline const std::vector<std::string> families = {"ministral3",      "granite", "phi3",        "phi3_longrope",
+                                                  "gemma3_text",     "olmo3",   "smollm3",     "qwen3_moe",
                                                   "qwen3_moe_step2", "gpt_oss", "qwen3_5_text"};
 
 inline fs::path family_set(const std::string& family) {

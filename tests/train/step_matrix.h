@@ -185,8 +185,8 @@ inline StepRun run_rank(const StepSplit& split, const StepSettingsCase& settings
     request.run.row_tile = settings.row_tile;
     request.run.inputs_in_fp8 = settings.inputs_in_fp8;
     const fs::path folder = split.hybrid ? hybrid_matrix_model() : matrix_model();
-    const model::ModelPlan plan(
-        std::make_shared<const formats::WeightFile>(formats::WeightFile::open(folder.string())), request);
+    const model::ModelPlan plan(std::make_shared<const formats::WeightFile>(formats::WeightFile::open(folder.string())),
+                                request);
     ops::Context ctx(device);
     ctx.deterministic = true;
     model::Model model(ctx, plan.load(ctx));
@@ -267,9 +267,9 @@ inline double gradient_distance(const StepRun& got, const StepRun& expected) {
 
 /// Every layer's MLP by tiles of a few rows, with each way to keep what a layer makes, against the whole at once. The
 /// sizes of tiles alternate, so that each way meets both.
-inline void expect_tiles_change_rounding_alone(
-    const std::string& device, at::ScalarType dtype, double bound,
-    const std::vector<StepSplit>& splits = {{}, {.equal_rows = false}, {.dora = true}}) {
+inline void expect_tiles_change_rounding_alone(const std::string& device, at::ScalarType dtype, double bound,
+                                               const std::vector<StepSplit>& splits = {
+                                                   {}, {.equal_rows = false}, {.dora = true}}) {
     int first = 0;
     for (const StepSplit& split : splits) {
         const StepRun plain = run_ranks(split, {}, device, dtype)[0];

@@ -6,6 +6,8 @@
 // are rounded once. No segment sees another one: state and convolution begin with zeros in each.
 #pragma once
 
+#include <vector>
+
 #include "unsloth/ops/attention.h"
 
 namespace unsloth::ops {
@@ -21,10 +23,21 @@ struct DeltaShape {
 /// Tokens between the states that a backward pass begins from.
 inline constexpr int64_t delta_chunk = 64;
 
+/// What sequences keep between calls, in N places (contiguous): segment s goes on from place rows[s], zeros if it
+/// begins, and leaves its own there. Each has its own place, but for the last one: what is left there is lost.
+struct KeptStates {
+    at::Tensor
+        data;  ///< of the convolution [N, w - 1, C], its last inputs, of x's type; of the rule [N, H, k, v], fp32
+    std::vector<int32_t> rows;  ///< [segments]
+    at::Tensor rows_S;          ///< int32, the same on the device; read on CUDA only
+    bool defined() const { return data.defined(); }
+    bool keeps(size_t segment) const { return defined() && rows[segment] + 1 < data.size(0); }
+};
+
 /// y_TC = silu of a convolution of each channel over its segment's tokens: the last tap is of the token itself.
-/// weight_Cw: fp32, contiguous. x and y may not overlap.
+/// weight_Cw: fp32, contiguous. x and y may not overlap. Without `kept` segments begin with zeros.
 void short_conv_forward(Context& ctx, const Segments& segments, const at::Tensor& x_TC, const at::Tensor& weight_Cw,
-                        const at::Tensor& y_TC);
+                        const at::Tensor& y_TC, const KeptStates& kept = {});
 /// dx_TC = the gradient; dweight_Cw (fp32, may be undefined): +=, summed in a fixed order. dx may not overlap dy or x.
 void short_conv_backward(Context& ctx, const Segments& segments, const at::Tensor& dy_TC, const at::Tensor& x_TC,
                          const at::Tensor& weight_Cw, const at::Tensor& dx_TC, const at::Tensor& dweight_Cw);
@@ -37,8 +50,9 @@ struct DeltaInputs {
     at::Tensor a_log_H, dt_bias_H;    ///< fp32, contiguous
 };
 /// S = decay S, then S += key (beta (value - S^T key))^T, and o_THv = S^T query, for each value head; S is [k, v].
+/// Without `kept` segments begin with zeros.
 void delta_rule_forward(Context& ctx, const DeltaShape& shape, const Segments& segments, const DeltaInputs& in,
-                        const at::Tensor& o_THv);
+                        const at::Tensor& o_THv, const KeptStates& kept = {});
 
 /// Gradients, written but for the last two (fp32, may be undefined), which are added to in a fixed order.
 struct DeltaGradients {

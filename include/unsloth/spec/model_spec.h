@@ -87,6 +87,10 @@ constexpr Projection first_part(Projection p) {
 constexpr bool is_of_delta(Projection p) {
     return p >= Projection::delta_qkv;
 }
+/// The two that say how much a gated delta net forgets and writes: they are a few rows, and stay as they are.
+constexpr bool has_no_adapter(Projection p) {
+    return p == Projection::delta_b || p == Projection::delta_a;
+}
 /// Whether a projection is of a layer's MLP, and not of its attention.
 constexpr bool is_of_mlp(Projection p) {
     return p >= Projection::gate && p != Projection::qkv && !is_of_delta(p);

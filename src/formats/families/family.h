@@ -72,6 +72,7 @@ struct Family {
         false;  ///< "su" and "yarn" mean longrope, and the original length is next to the object
     enum class Axes : uint8_t { none, sections, interleaved };
     Axes axes = Axes::none;            ///< M-RoPE: how mrope_section is read
+    bool axes_required = true;         ///< without them config.json is no such model's; text has one position for all
     bool ropes_by_layer_type = false;  ///< one for layers of full attention, one for those with a window
     const FamilyKeys* keys = nullptr;  ///< nullptr: it has none
     /// An object: values of keys that config.json may omit, if they differ from those that all families share.

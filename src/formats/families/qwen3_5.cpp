@@ -84,6 +84,7 @@ constinit const Family qwen3_5_family = {.model_type = "qwen3_5_text",
                                          .norm_offset = 1.0,
                                          .partial_rotation = true,
                                          .axes = Family::Axes::interleaved,
+                                         .axes_required = false,
                                          .keys = &delta_keys,
                                          .defaults = R"({"partial_rotary_factor": 0.25})"};
 
