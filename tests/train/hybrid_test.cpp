@@ -54,6 +54,7 @@ TEST(Hybrid, RefusesByNameWhatItDoesNotDo) {
     const auto request = [] {
         model::LoadRequest request;
         request.lora.emplace();
+        request.lora->target_modules = {"q_proj", "in_proj_qkv"};
         request.trains = true;
         request.sizes.tokens = request.sizes.longest = request.sizes.head_rows = 16;
         request.sizes.segments = 2;
@@ -86,6 +87,7 @@ TEST(Hybrid, AdaptersAreOfBothKindsOfLayers) {
     const spec::ModelSpec spec = formats::read_model_spec(unpacked(hybrid_set() / "model"));
     spec::LoraSpec lora;
     lora.usual_targets = true;
+    lora.target_modules = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"};
     const std::vector<spec::LayerLora> layers = spec::resolve_lora(lora, spec);
     const auto count = [&](std::size_t layer) { return std::distance(layers[layer].begin(), layers[layer].end()); };
     EXPECT_EQ(count(0), 6) << "in_proj_qkv, in_proj_z, out_proj, and the MLP's";
