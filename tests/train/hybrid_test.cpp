@@ -1,6 +1,7 @@
 // Models most of whose layers have gated delta nets: what is read past, kept and refused.
 #include "train/families_support.h"
 #include "unsloth/formats/safetensors.h"
+#include "unsloth/train/run_warnings.h"
 
 namespace unsloth {
 namespace {
@@ -93,6 +94,9 @@ TEST(Hybrid, AdaptersAreOfBothKindsOfLayers) {
     EXPECT_EQ(count(0), 6) << "in_proj_qkv, in_proj_z, out_proj, and the MLP's";
     EXPECT_EQ(count(3), 7);
     EXPECT_EQ(layers[0][spec::Projection::delta_b].r, 0);
+    EXPECT_FALSE(train::doubt_targets(lora, spec));
+    lora.usual_targets = false;
+    EXPECT_NE(train::doubt_targets(lora, spec).value_or("").find("4 of 5 layers"), std::string::npos);
 }
 
 }  // namespace
