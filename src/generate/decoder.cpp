@@ -36,6 +36,8 @@ SchedulerLimits limits_of(const model::Model& model, const DecoderOptions& optio
     limits.segments = sizes.segments;
     if (sizes.patches > 0 && model.spec().vision->tiles) limits.image_slots = sizes.image_tokens;
     if (is_dynamic(model)) limits.rows = 1, limits.shares_prefixes = false;
+    // What a net keeps of a beginning is not in the cache's pages.
+    if (model.spec().delta) limits.keeps_states = true, limits.shares_prefixes = false;
     return limits;
 }
 
@@ -81,6 +83,7 @@ void Decoder::record_passes() {
         pass.batch.longest = 1, pass.batch.labels = 1;
         pass.batch.target_index = pass.batch.target_ids = {0};
         if (model_.sizes().adapters > 1) pass.adapter_T = zeros;
+        if (model_.spec().delta) pass.states.assign(zeros.size(), model::CachedPass::no_state);
         pass.rows.q_offsets = pass.batch.segments;
         pass.rows.lengths.assign(zeros.size(), 1);
         pass.rows.pages.resize(zeros.size() * static_cast<std::size_t>(pages));
@@ -394,7 +397,8 @@ void require_finite(const Completion& answer, const std::string& what) {
 
 int64_t cache_bytes_per_token(const spec::ModelSpec& spec, at::ScalarType dtype, bool in_8_bit) {
     const int64_t head = in_8_bit ? spec.head_dim + 1 : spec.head_dim * static_cast<int64_t>(c10::elementSize(dtype));
-    return 2 * std::ranges::count(spec.layers, false, &spec::LayerSpec::crosses) * spec.num_kv_heads * head;
+    const auto caches = [](const spec::LayerSpec& layer) { return !layer.crosses && !layer.delta; };
+    return 2 * std::ranges::count_if(spec.layers, caches) * spec.num_kv_heads * head;
 }
 
 }  // namespace unsloth::generate

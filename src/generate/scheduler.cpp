@@ -85,7 +85,15 @@ void Scheduler::release(Sequence& s) {
     s.pages.clear();
     s.texts.clear();
     s.cached = 0;
+    s.state = -1;
     if (s.slot >= 0) slots_.release(std::exchange(s.slot, -1));
+}
+
+/// The first place that no running sequence has.
+int32_t Scheduler::free_state() const {
+    int32_t place = 0;
+    while (std::ranges::any_of(running_, [&](const auto& s) { return s->state == place; })) ++place;
+    return place;
 }
 
 /// False: its images find no slots next to those of others.
@@ -134,7 +142,7 @@ void Scheduler::add_prompts(std::vector<ScheduledChunk>& parts, int64_t tokens, 
     const auto add = [&](Sequence& s) {
         if (std::exchange(asks, false)) {
             const PrefillChunk most = policy(rows, keys, s.cached);
-            as_decode_rows = most.as_decode_rows && limits_.segments > rows;
+            as_decode_rows = most.as_decode_rows && limits_.segments > rows && !limits_.keeps_states;
             tokens = std::min({tokens, most.tokens, as_decode_rows ? limits_.segments - rows : tokens});
         }
         const int64_t room = (static_cast<int64_t>(s.pages.size()) + pool_.free()) * pool_.page_tokens() - s.cached;
@@ -155,6 +163,7 @@ void Scheduler::add_prompts(std::vector<ScheduledChunk>& parts, int64_t tokens, 
             ++i;
             continue;
         }
+        if (limits_.keeps_states) waiting_[i]->state = free_state();
         running_.push_back(std::move(waiting_[i]));
         waiting_.erase(waiting_.begin() + static_cast<std::ptrdiff_t>(i));
         add(*running_.back());

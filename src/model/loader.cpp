@@ -144,6 +144,7 @@ void ModelPlan::read_trained() {
 /// Of that, and of the model, what is this rank's.
 void ModelPlan::plan_rank() {
     if (sees_images()) require_images();
+    if (spec().delta) require_delta();
     request_.sharding.dtype = request_.dtype;
     request_.sharding.host_is_far = request_.device.is_cuda();
     own_ = spec::slice(spec(), request_.tp.place());

@@ -334,7 +334,7 @@ void Model::forward_with_kv_cache(const CachedPass& pass, const OnLogits& on_log
     UNSLOTH_CHECK(parts_.network.tp.alone() && pipeline().alone(), "a rank has a part of the model");
     MicroBatch& micro = *micro_batches_.front();
     micro.upload(pass.batch);
-    micro.forward_with_kv_cache(pass.batch, pass.slots_T, pass.adapter_T, pass.rows);
+    micro.forward_with_kv_cache(pass.batch, pass.slots_T, pass.adapter_T, pass.rows, pass.states);
     if (pass.sight) micro.see_cached(pass.sight, pass.seen_now);
     if (pass.ids.defined()) {
         const at::Tensor& ids_T = micro.activations().tokens().ids_T;

@@ -130,9 +130,12 @@ void fit_to(model::LoadRequest& request, const spec::ModelSpec& spec, data::Batc
     request.run.head_tile = head_chunk_rows(spec, logits, limits.labels);
 }
 
-data::BatchLimits full_rows(const config::Config& config, int64_t rows, int64_t length) {
-    const bool pairs = config::compares_completions(config.training.objective),
-               shared = pairs && config.preference.share_prompt;
+bool shares_prompts(const config::Config& config, const spec::ModelSpec& spec) {
+    return config::compares_completions(config.training.objective) && config.preference.share_prompt && !spec.delta;
+}
+
+data::BatchLimits full_rows(const config::Config& config, const spec::ModelSpec& spec, int64_t rows, int64_t length) {
+    const bool pairs = config::compares_completions(config.training.objective), shared = shares_prompts(config, spec);
     const int64_t texts = rows * (pairs ? 2 : 1);
     data::BatchLimits limits{.tokens = texts * length - (shared ? rows : 0), .segments = texts, .longest = length};
     limits.labels = std::max<int64_t>(1, texts * (length - 1));  // a text's first token is no target

@@ -30,6 +30,17 @@ std::optional<std::string> doubt_learning_rate(const config::Config& config, con
                "; auto takes ", config::learning_rate_rule(config, spec).rate);
 }
 
+std::optional<std::string> doubt_targets(const spec::LoraSpec& lora, const spec::ModelSpec& spec) {
+    if (!spec.delta) return std::nullopt;
+    const std::vector<spec::LayerLora> layers = spec::resolve_lora(lora, spec);
+    for (const spec::LayerLora& layer : layers)
+        if (std::ranges::any_of(layer, [](const auto& adapted) { return spec::is_of_delta(adapted.first); }))
+            return std::nullopt;
+    return cat("lora.target_modules names none of in_proj_qkv, in_proj_z and out_proj: ",
+               std::ranges::count(spec.layers, true, &spec::LayerSpec::delta), " of ", spec.num_layers,
+               " layers have gated delta nets in the place of attention, and no adapter there");
+}
+
 std::vector<std::string> options_without_effect(const config::Config& config, bool on_gpu, int data_parallel_size) {
     std::vector<std::string> idle;
     const auto only_on_gpus = [&](const std::string& option, bool given) {

@@ -65,6 +65,7 @@ std::shared_ptr<const BasePlan::Forms> BasePlan::forms_of(const formats::WeightF
         const std::vector<spec::LinearId> own = file.spec.linears_of(layer);
         const auto same = [&](int other) {
             return file.spec.has_experts(layer) == file.spec.has_experts(other) &&
+                   file.spec.has_delta(layer) == file.spec.has_delta(other) &&
                    std::ranges::all_of(own, [&](const spec::LinearId& id) {
                        return form(id) == form({other, id.projection, id.expert});
                    });

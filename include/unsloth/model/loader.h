@@ -153,6 +153,7 @@ class ModelPlan {
     bool sees_images() const { return request_.sizes.patches > 0; }
     void require_grid() const;
     void require_images() const;
+    void require_delta() const;
     void require_tower() const;
     int64_t tower_library_bytes() const;
     void read_trained();

@@ -30,6 +30,9 @@ struct CachedPass {
     std::vector<int32_t> slots_T;    ///< the place in the cache of each token's keys and values
     std::vector<int32_t> adapter_T;  ///< which of the plan's adapters each token has, -1: none; empty where it has one
     ops::PagedRows rows;             ///< what the host knows of those that resume
+    /// Of a model with gated delta nets, of each row: which place has its states; no_state: they are made in vain.
+    std::vector<int32_t> states;
+    static constexpr int32_t no_state = -1;
     /// Of a model whose layers cross: what these rows see; nullptr: none has images. Those that the tower sees now,
     /// whose keys layers keep.
     std::shared_ptr<const ImageSight> sight;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "unsloth/config/config.h"
+#include "unsloth/spec/lora_spec.h"
 #include "unsloth/spec/model_spec.h"
 
 namespace unsloth::train {
@@ -15,6 +16,9 @@ namespace unsloth::train {
 /// What to say about a learning rate outside the range that is usual for LoRA, full training or preferences; nothing
 /// otherwise. The rate must be settled.
 std::optional<std::string> doubt_learning_rate(const config::Config& config, const spec::ModelSpec& spec);
+
+/// What to say where no gated delta net has an adapter, which most layers have in the place of attention; else nothing.
+std::optional<std::string> doubt_targets(const spec::LoraSpec& lora, const spec::ModelSpec& spec);
 
 /// What to say of a load-balancing loss that config.json asks of training and no option settles; else nothing.
 std::optional<std::string> describe_router_loss(const config::Config& config, const spec::ModelSpec& spec);

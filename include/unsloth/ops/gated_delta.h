@@ -1,0 +1,82 @@
+// Gated delta nets (Yang, Kautz & Hatamizadeh, "Gated Delta Networks", 2024, arXiv:2412.06464) as Qwen3.5's layers have
+// them: a short causal convolution, the delta rule over a state, and a gated norm.
+//
+// Legend: T tokens, C channels, w taps, H value heads, G key heads (G divides H), k and v the sizes of their heads.
+// Matrices are of fp32, bf16 or f16, with a contiguous last dimension and free strides; arithmetic is in fp32, results
+// are rounded once. No segment sees another one: state and convolution begin with zeros in each.
+#pragma once
+
+#include <vector>
+
+#include "unsloth/ops/attention.h"
+
+namespace unsloth::ops {
+
+struct DeltaShape {
+    int64_t key_heads = 0, value_heads = 0;  ///< G, H: key head j serves H / G value heads in a row
+    int64_t key_dim = 0, value_dim = 0;      ///< k, v
+    int64_t keys() const { return key_heads * key_dim; }
+    int64_t values() const { return value_heads * value_dim; }
+    int64_t channels() const { return 2 * keys() + values(); }  ///< C of queries, keys and values side by side
+};
+
+/// Tokens between the states that a backward pass begins from.
+inline constexpr int64_t delta_chunk = 64;
+
+/// What sequences keep between calls, in N places (contiguous): segment s goes on from place rows[s], zeros if it
+/// begins, and leaves its own there. Each has its own place, but for the last one: what is left there is lost.
+struct KeptStates {
+    at::Tensor
+        data;  ///< of the convolution [N, w - 1, C], its last inputs, of x's type; of the rule [N, H, k, v], fp32
+    std::vector<int32_t> rows;  ///< [segments]
+    at::Tensor rows_S;          ///< int32, the same on the device; read on CUDA only
+    bool defined() const { return data.defined(); }
+    bool keeps(size_t segment) const { return defined() && rows[segment] + 1 < data.size(0); }
+};
+
+/// y_TC = silu of a convolution of each channel over its segment's tokens: the last tap is of the token itself.
+/// weight_Cw: fp32, contiguous. x and y may not overlap. Without `kept` segments begin with zeros.
+void short_conv_forward(Context& ctx, const Segments& segments, const at::Tensor& x_TC, const at::Tensor& weight_Cw,
+                        const at::Tensor& y_TC, const KeptStates& kept = {});
+/// dx_TC = the gradient; dweight_Cw (fp32, may be undefined): +=, summed in a fixed order. dx may not overlap dy or x.
+void short_conv_backward(Context& ctx, const Segments& segments, const at::Tensor& dy_TC, const at::Tensor& x_TC,
+                         const at::Tensor& weight_Cw, const at::Tensor& dx_TC, const at::Tensor& dweight_Cw);
+
+/// What the delta rule reads of a layer: `mixed_TC` has queries, keys and values of all heads side by side; queries and
+/// keys are divided by their length, sqrt(sum of squares + 1e-6), and queries by sqrt(k) too. For a value head of token
+/// t: beta = sigmoid(b), decay = exp(-exp(a_log) softplus(a + dt_bias)).
+struct DeltaInputs {
+    at::Tensor mixed_TC, b_TH, a_TH;  ///< compute dtype
+    at::Tensor a_log_H, dt_bias_H;    ///< fp32, contiguous
+};
+/// S = decay S, then S += key (beta (value - S^T key))^T, and o_THv = S^T query, for each value head; S is [k, v].
+/// Without `kept` segments begin with zeros.
+void delta_rule_forward(Context& ctx, const DeltaShape& shape, const Segments& segments, const DeltaInputs& in,
+                        const at::Tensor& o_THv, const KeptStates& kept = {});
+
+/// Gradients, written but for the last two (fp32, may be undefined), which are added to in a fixed order.
+struct DeltaGradients {
+    at::Tensor mixed_TC, b_TH, a_TH, a_log_H, dt_bias_H;
+};
+/// `states`: fp32, flat, of delta_state_elements; what it held is lost. The states are made again from the inputs.
+void delta_rule_backward(Context& ctx, const DeltaShape& shape, const Segments& segments, const DeltaInputs& in,
+                         const at::Tensor& do_THv, const at::Tensor& states, const DeltaGradients& out);
+/// For up to `tokens` in up to `segments`: a state for each value head and begun chunk.
+int64_t delta_state_elements(const DeltaShape& shape, int64_t tokens, int64_t segments);
+
+/// y = x * rstd * weight * silu(z), rstd = 1 / sqrt(mean(x^2) + eps) of each head's v values. weight_v: fp32. y may be
+/// x.
+void gated_norm_forward(Context& ctx, const at::Tensor& x_THv, const at::Tensor& z_THv, const at::Tensor& weight_v,
+                        double eps, const at::Tensor& y_THv);
+/// dx_THv and dz_THv = the gradients; dweight_v (fp32, may be undefined): +=. dx may be dy, and dz may be z.
+void gated_norm_backward(Context& ctx, const at::Tensor& dy_THv, const at::Tensor& x_THv, const at::Tensor& z_THv,
+                         const at::Tensor& weight_v, double eps, const at::Tensor& dx_THv, const at::Tensor& dz_THv,
+                         const at::Tensor& dweight_v);
+
+/// y = x * sigmoid(gate) (attention's outputs in Qwen3.5's other layers). y may be x.
+void sigmoid_gate_forward(Context& ctx, const at::Tensor& x_THd, const at::Tensor& gate_THd, const at::Tensor& y_THd);
+/// dx and dgate = the gradients. dx may be dy, and dgate may be gate.
+void sigmoid_gate_backward(Context& ctx, const at::Tensor& dy_THd, const at::Tensor& x_THd, const at::Tensor& gate_THd,
+                           const at::Tensor& dx_THd, const at::Tensor& dgate_THd);
+
+}  // namespace unsloth::ops
