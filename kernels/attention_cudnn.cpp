@@ -58,14 +58,19 @@ std::string describe(const CudnnCase& c) {
 /// Where the parts of a case's workspace begin. The packed gradients come first: calls for several groups of
 /// one batch share them, whatever their B.
 struct WorkspaceLayout {
+    /// Rows of the packed gradients.
+    static int64_t queries_of(const CudnnCase& c) { return c.unmasked ? c.length : c.tokens; }
+    static int64_t keys_of(const CudnnCase& c) { return c.unmasked ? c.keys : c.tokens; }
+
     int64_t dq = 0, dk = 0, dv = 0, offsets = 0, lengths = 0, plan = 0;
 
     explicit WorkspaceLayout(const CudnnCase& c) {
         if (!c.packed) return;
         if (c.backward) {
-            dk = dq + align(c.tokens * c.heads * c.head_dim * 2);
-            dv = dk + align(c.tokens * c.kv_heads * c.head_dim * 2);
-            offsets = dv + align(c.tokens * c.kv_heads * c.head_dim * 2);
+            const int64_t keys = keys_of(c) * c.kv_heads;
+            dk = dq + align(queries_of(c) * c.heads * c.head_dim * 2);
+            dv = dk + align(keys * c.head_dim * 2);
+            offsets = dv + align(keys * c.head_dim * 2);
         }
         lengths = offsets + align((c.backward ? 8 : 5) * (c.batch + 1) * static_cast<int64_t>(sizeof(int64_t)));
         plan = lengths + align(2 * c.batch * static_cast<int64_t>(sizeof(int32_t)));
@@ -139,12 +144,13 @@ class GraphBuilder {
     template <class Options>
     void mask(Options& options) {
         options.set_attn_scale(static_cast<float>(c_.scale));
-        if (c_.unmasked) return;
-        options
-            .set_diagonal_alignment(c_.bottom_right ? fe::DiagonalAlignment_t::BOTTOM_RIGHT
-                                                    : fe::DiagonalAlignment_t::TOP_LEFT)
-            .set_diagonal_band_right_bound(0);
-        if (c_.window > 0) options.set_diagonal_band_left_bound(static_cast<int>(c_.window));
+        if (!c_.unmasked) {
+            options
+                .set_diagonal_alignment(c_.bottom_right ? fe::DiagonalAlignment_t::BOTTOM_RIGHT
+                                                        : fe::DiagonalAlignment_t::TOP_LEFT)
+                .set_diagonal_band_right_bound(0);
+            if (c_.window > 0) options.set_diagonal_band_left_bound(static_cast<int>(c_.window));
+        }
         if (c_.packed)
             options.set_padding_mask(true)
                 .set_seq_len_q(column("lengths q", uid_length_q, c_.batch, fe::DataType_t::INT32))
@@ -259,6 +265,8 @@ void fill_ragged(const CudnnCase& c, const CudnnPointers& p, const WorkspaceLayo
     RaggedSetup setup;
     setup.offsets = p.offsets;
     setup.key_offsets = p.key_offsets;
+    setup.one_queries = p.one_queries;
+    setup.one_keys = p.one_keys;
     for (const Ragged of_keys : {ragged_k, ragged_v, ragged_dkv}) setup.of_keys[of_keys] = true;
     setup.sequences = static_cast<int>(p.sequences);
     setup.batch = static_cast<int>(c.batch);
@@ -310,8 +318,9 @@ void CudnnAttention::run(const CudnnCase& c, const CudnnPointers& p, void* works
 
 void CudnnAttention::unpack_gradients(const CudnnCase& c, const CudnnPointers& p, int64_t tokens, int64_t keys,
                                       void* workspace, cudaStream_t stream) {
-    UNSLOTH_CHECK(c.packed && c.backward && tokens <= keys && keys <= c.tokens, "attention: ", tokens, " tokens, ",
-                  keys, " keys, planned for ", c.tokens);
+    UNSLOTH_CHECK(
+        c.packed && c.backward && tokens <= WorkspaceLayout::queries_of(c) && keys <= WorkspaceLayout::keys_of(c),
+        "attention: ", tokens, " tokens, ", keys, " keys, planned for ", describe(c));
     const WorkspaceLayout layout(c);
     const int heads = static_cast<int>(c.heads), kv_heads = static_cast<int>(c.kv_heads);
     copy_gradients({{at_byte(workspace, layout.dq), p.dq, heads, tokens},

@@ -33,12 +33,13 @@ struct CudnnCase {
     int64_t backward = 0;           ///< 0 forward, 1 backward
     int64_t statistics = 1;         ///< forward: whether the log-sum-exp is written
     int64_t deterministic = 0;      ///< backward: a fixed order of summation (dense only)
-    int64_t unmasked = 0;           ///< dense: queries see all keys, none of which is their own
+    int64_t unmasked = 0;           ///< queries see all keys of their sequence; packed: one sequence
     int64_t bottom_right = 0;       ///< sequences may have more keys than queries, which stand at their end
     int64_t half = 0;               ///< 0 bf16, 1 f16
     int64_t batch = 0, length = 0;  ///< B and S; packed: the most
     int64_t keys = 0;               ///< of each sequence; 0: as many as queries
-    int64_t tokens = 0;             ///< packed backward: the most tokens of the batch; sizes the dense gradients
+    int64_t tokens = 0;             ///< packed backward: the most tokens of the batch; sizes the dense gradients.
+                                    ///< Unmasked: not used, length and keys do
     int64_t heads = 0, kv_heads = 0, head_dim = 0;
     int64_t window = 0;  ///< 0: unlimited
     double scale = 0;
@@ -55,6 +56,7 @@ struct CudnnPointers {
     const int32_t* offsets = nullptr;      ///< packed: device, where the sequences begin, sequences + 1 entries
     const int32_t* key_offsets = nullptr;  ///< packed: of their keys
     int64_t sequences = 0;                 ///< packed: at most the case's B
+    int one_queries = 0, one_keys = 0;     ///< packed without offsets: one sequence of so many
 };
 
 /// A cuDNN handle and the plans made with it, one per device and process (plans are dear: tens to hundreds of
@@ -90,8 +92,10 @@ inline constexpr int most_ragged = 8;
 
 /// offsets_out[m][i] = offsets[min(i, sequences)] * multiplier[m] for i in 0..batch, of key_offsets where of_keys[m];
 /// lengths_out[0][i] = length of sequence i, 0 from `sequences` on, and [1][i] that of its keys.
+/// Without offsets there is one sequence, of one_queries and one_keys.
 struct RaggedSetup {
     const int32_t *offsets = nullptr, *key_offsets = nullptr;
+    int one_queries = 0, one_keys = 0;
     int sequences = 0, batch = 0, arrays = 0;
     int64_t multiplier[most_ragged] = {};
     bool of_keys[most_ragged] = {};

@@ -11,14 +11,21 @@ namespace {
 
 constexpr int threads = 256;
 
+__device__ int offset_of(const int32_t* offsets, int one, int sequences, int i) {
+    if (offsets == nullptr) return i > 0 ? one : 0;
+    return offsets[min(i, sequences)];
+}
+
 __global__ void setup_kernel(RaggedSetup s) {
+    const auto of_queries = [&](int i) { return offset_of(s.offsets, s.one_queries, s.sequences, i); };
+    const auto of_keys = [&](int i) { return offset_of(s.key_offsets, s.one_keys, s.sequences, i); };
     for (int i = blockIdx.x * threads + threadIdx.x; i <= s.batch; i += gridDim.x * threads) {
-        const int64_t begin = s.offsets[min(i, s.sequences)], keys = s.key_offsets[min(i, s.sequences)];
+        const int64_t begin = of_queries(i), keys = of_keys(i);
         for (int m = 0; m < s.arrays; ++m)
             s.offsets_out[m * (s.batch + int64_t{1}) + i] = (s.of_keys[m] ? keys : begin) * s.multiplier[m];
         if (i >= s.batch) continue;
-        s.lengths_out[i] = i < s.sequences ? static_cast<int>(s.offsets[i + 1] - begin) : 0;
-        s.lengths_out[s.batch + i] = i < s.sequences ? static_cast<int>(s.key_offsets[i + 1] - keys) : 0;
+        s.lengths_out[i] = of_queries(i + 1) - static_cast<int>(begin);
+        s.lengths_out[s.batch + i] = of_keys(i + 1) - static_cast<int>(keys);
     }
 }
 

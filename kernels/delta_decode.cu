@@ -51,9 +51,10 @@ __global__ void __launch_bounds__(decode_threads) decode_kernel(const DeltaForwa
         reinterpret_cast<float4*>(p.kept.data + (int64_t{p.kept.rows[token]} * p.shape.value_heads + head) *
                                                     decode_dim * decode_dim) +
         lane;
+    const bool keeps = p.kept.keeps(token);
     float4 S[decode_rows];
 #pragma unroll
-    for (int i = 0; i < decode_rows; ++i) S[i] = state[(row0 + i) * 32];
+    for (int i = 0; i < decode_rows; ++i) S[i] = keeps ? state[(row0 + i) * 32] : float4{};
     const int key_column = head / p.shape.served() * decode_dim;
     if (warp == 0) decode_direction<T>(p.in.mixed, token, key_column, rsqrtf(static_cast<float>(decode_dim)), s.query);
     if (warp == 1) decode_direction<T>(p.in.mixed, token, p.shape.keys() + key_column, 1.0f, s.key);
@@ -89,7 +90,7 @@ __global__ void __launch_bounds__(decode_threads) decode_kernel(const DeltaForwa
         float4 next{};
         add_scaled(next, decay, S[i]);
         add_scaled(next, s.key[row0 + i], delta);
-        state[(row0 + i) * 32] = next;
+        if (keeps) state[(row0 + i) * 32] = next;
     }
     if (warp != 0) return;
     T* const out = static_cast<T*>(p.o.data) + token * p.o.token_stride + head * p.o.head_stride + 4 * lane;

@@ -114,7 +114,7 @@ __global__ void __launch_bounds__(recurrent_threads, 1) recurrent_forward_kernel
               segment = static_cast<int>(blockIdx.x) / p.shape.value_heads;
     float* const S = recurrent_shared;
     Token t = token_in(S + k * v, k, v);
-    float* const kept = p.kept.data == nullptr
+    float* const kept = !p.kept.keeps(segment)
                             ? nullptr
                             : p.kept.data + (int64_t{p.kept.rows[segment]} * p.shape.value_heads + head) * k * v;
     for (int i = threadIdx.x; i < k * v; i += recurrent_threads) S[i] = kept == nullptr ? 0.0f : kept[i];

@@ -28,10 +28,13 @@ struct DeltaRead {
     const float *a_log = nullptr, *dt_bias = nullptr;  ///< [H]
 };
 
-/// States kept between calls: segment s begins from `data` [rows[s]] and leaves its own there; no data: from zeros.
+/// States kept between calls: segment s begins from `data` [rows[s]] and leaves its own there; no data: from zeros, as
+/// where nothing is kept.
 struct DeltaKept {
     float* data = nullptr;  ///< [N, H, k, v]
     const int32_t* rows = nullptr;
+    int places = 0;  ///< rows from here on keep nothing
+    __device__ bool keeps(int segment) const { return data != nullptr && rows[segment] < places; }
 };
 
 struct DeltaForward {

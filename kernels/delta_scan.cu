@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(Spread<W>::threads, W == 128 ? 2 : 3) scan_ker
               slot0 = first_slot(p.segments.offsets, at.segment), chunks = (end - begin + chunk - 1) / chunk;
     float S[2][tiles][4];
     clear(S);
-    if (kOutput && p.kept.data != nullptr) {
+    if (kOutput && p.kept.keeps(at.segment)) {
         const float* const from = kept_state(p, at);
         each_pair(S, 2 * at.row, at.column, [&](int i, int j, float& x, float& y, int) {
             x = from[i * dim + j];
@@ -158,7 +158,7 @@ __global__ void __launch_bounds__(Spread<W>::threads, W == 128 ? 2 : 3) scan_ker
         multiply<As::transposed, pitch(dim), As::is, pitch(W), chunk>(S, s.keys, 2 * at.row, s.values, at.column);
         __syncthreads();
     }
-    if (kOutput && p.kept.data != nullptr) {
+    if (kOutput && p.kept.keeps(at.segment)) {
         float* const to = kept_state(p, at);
         each_pair(S, 2 * at.row, at.column,
                   [&](int i, int j, float x, float y, int) { *reinterpret_cast<float2*>(to + i * dim + j) = {x, y}; });

@@ -30,15 +30,15 @@ __device__ __forceinline__ ExpertTile find_tile(const int32_t* ends, int experts
             end[i + 1] = from + i < experts ? ends[from + i] : end[i];
             tiles += (end[i + 1] - end[i] + tile_rows - 1) / tile_rows;
         }
-        int32_t behind = tiles;  // tiles of the lanes up to this one
+        int32_t tiles_up_to = tiles;  // tiles of the lanes up to this one
 #pragma unroll
         for (int step = 1; step < warp_size; step *= 2) {
-            const int32_t before = __shfl_up_sync(all_lanes, behind, step);
-            if (lane >= step) behind += before;
+            const int32_t before = __shfl_up_sync(all_lanes, tiles_up_to, step);
+            if (lane >= step) tiles_up_to += before;
         }
         if (lane == 0) shared->expert = -1;
         __syncwarp();
-        int64_t tile = index - (behind - tiles);
+        int64_t tile = index - (tiles_up_to - tiles);
         if (tile >= 0 && tile < tiles) {
 #pragma unroll
             for (int i = 0; i < each; ++i) {

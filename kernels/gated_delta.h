@@ -15,6 +15,8 @@ namespace unsloth::kernels {
 struct ConvKept {
     void* data = nullptr;
     const int32_t* rows = nullptr;
+    int places = 0;  ///< rows from here on keep nothing
+    __device__ bool keeps(int segment) const { return data != nullptr && rows[segment] < places; }
 };
 
 struct ShortConv {

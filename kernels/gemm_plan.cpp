@@ -172,7 +172,7 @@ std::optional<GemmPlan::Choice> GemmPlan::measured(cublasLtHandle_t handle, cons
         const std::optional<Choice> choice = configured(handle, p, workspace, algorithm_of(*product));
         if (!choice)
             log::warning("cuBLASLt does not run the table's algorithm for ", describe(p), " within ", workspace,
-                         " bytes of workspace: its own choice serves it, mostly 2 to 9 % slower");
+                         " bytes of workspace: its own choice is used, mostly 2 to 9 % slower");
         return choice;
     }
     std::optional<Choice> best;

@@ -118,7 +118,7 @@ __global__ void __launch_bounds__(threads)
 
 void make_nf4_tiles(const spec::Quant4View& weight, uint8_t* tiles, cudaStream_t stream) {
     UNSLOTH_CHECK(spec::nf4_tiles_supported(weight), "a 4-bit weight [", weight.rows, ", ", weight.cols,
-                  "] cannot lie in tiles");
+                  "] cannot be stored in tiles");
     const int64_t words = weight.elements() / 8;
     const auto grid = static_cast<unsigned>(ceil_div(words, threads));
     if (weight.exponents != nullptr)

@@ -69,7 +69,7 @@ struct Window {
             float row[N] = {};
             if (token - back >= first)
                 load_floats<T>(p.x.data, (token - back) * p.x.stride + channel, row);
-            else if (p.kept.data != nullptr)
+            else if (p.kept.keeps(segment))
                 load_floats<T>(
                     p.kept.data,
                     (int64_t{p.kept.rows[segment]} * (Width - 1) + (token - back - first + Width - 1)) * p.channels +
@@ -115,8 +115,8 @@ template <class T>
 __global__ void __launch_bounds__(conv_threads) conv_keep_kernel(const ShortConv p) {
     begin_after_previous(static_cast<uint32_t>(p.segments.tokens));
     const int64_t channel = int64_t{blockIdx.x} * conv_threads + threadIdx.x;
-    if (channel >= p.channels) return;
     const int segment = static_cast<int>(blockIdx.y), kept = p.width - 1;
+    if (channel >= p.channels || !p.kept.keeps(segment)) return;
     const int first = p.segments.offsets[segment], end = p.segments.offsets[segment + 1];
     T* const to = static_cast<T*>(p.kept.data) + int64_t{p.kept.rows[segment]} * kept * p.channels + channel;
     for (int i = 0; i < kept; ++i) {  // in this order a row is read before it is written

@@ -147,13 +147,13 @@ void pass_on_run(const fs::path& from, const fs::path& to) {
     const auto run = config_of_run(from);
     if (!run) return;
     // Fully trained as far as its readers go: there is no adapter, and no 16-bit weight is to be quantised.
-    config::LoadedConfig told;
-    told.config.lora.finetuning_type = config::FinetuningType::full;
-    told.config.model.load_in_4bit = false;
-    config::take_options(told, *run,
+    config::LoadedConfig passed_on;
+    passed_on.config.lora.finetuning_type = config::FinetuningType::full;
+    passed_on.config.model.load_in_4bit = false;
+    config::take_options(passed_on, *run,
                          {{{"model.dtype", "data.template", "data.chat_template_kwargs"}, {}},
                           {{"data.train_on_prompt", "data.train_on_last_turn_only"}, {}}});
-    write_file_atomically(to / config::run_config_file, config::config_to_json(told.config));
+    write_file_atomically(to / config::run_config_file, config::config_to_json(passed_on.config));
     report::RunFacts facts;
     facts.format = facts_of_run(from).format;
     write_file_atomically(to / report::facts_file, report::run_facts_json(facts));

@@ -27,7 +27,7 @@ Error not_loaded(const std::filesystem::path& engine, const std::string& reason)
     const auto missing = reason.find(": cannot open shared object file");
     if (missing == std::string::npos)
         return Error("library.cannot-load", cat("cannot load the engine: ", reason),
-                     "It may belong to another build or LibTorch version; scripts/build.sh makes it anew.");
+                     "It may belong to another build or LibTorch version; scripts/build.sh builds it again.");
     const std::string library = reason.substr(0, missing);
     return Error("library.cannot-load",
                  cat("cannot load the engine ", engine.string(), ": it needs ", library, ", which was not found"),
@@ -64,7 +64,7 @@ std::unique_ptr<engine_api::Engine> load_engine() {
     const auto path = own_executable().parent_path() / engine_file;
     if (!std::filesystem::exists(path))
         throw Error("library.cannot-load", cat("the engine ", path.string(), " is missing"),
-                    "It lies next to the executable; scripts/build.sh makes both.");
+                    "It belongs next to the executable; scripts/build.sh makes both.");
     void* const library = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (library == nullptr) throw not_loaded(path, ::dlerror());
     auto* const create = reinterpret_cast<decltype(&unsloth_create_engine)>(::dlsym(library, entry_name));

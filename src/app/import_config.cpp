@@ -13,10 +13,10 @@ namespace unsloth::app {
 namespace {
 
 std::string imported_json(const import::ImportedConfig& imported) {
-    const Json told = {{"program", imported.program}, {"carried", imported.carried},
-                       {"notes", imported.notes},     {"losses", imported.losses},
-                       {"aside", imported.aside},     {"config", Json::parse(imported.json)}};
-    return told.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+    const Json result = {{"program", imported.program}, {"carried", imported.carried},
+                         {"notes", imported.notes},     {"losses", imported.losses},
+                         {"aside", imported.aside},     {"config", Json::parse(imported.json)}};
+    return result.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
 }  // namespace
@@ -30,10 +30,10 @@ bool run_import(const CommandLine& line) {
         return !request.strict || imported.losses.empty();
     }
     for (const std::string& note : imported.notes) tell("note: " + note);
-    for (const std::string& loss : imported.aside) tell("not carried over, the same is learnt: " + loss);
+    for (const std::string& loss : imported.aside) tell("not carried over, no effect on training: " + loss);
     for (const std::string& loss : imported.losses) tell("not carried over: " + loss);
     const std::string aside =
-        imported.aside.empty() ? "" : cat(" (and ", imported.aside.size(), " without which the same is learnt)");
+        imported.aside.empty() ? "" : cat(" (and ", imported.aside.size(), " that do not affect training)");
     tell(cat(request.path, ", as ", imported.program, ": ", imported.carried, " fields carried over, ",
              imported.losses.size(), " not", aside));
     if (request.strict && !imported.losses.empty()) return false;

@@ -165,15 +165,15 @@ class Launcher {
         } else if (port == 0) {
             port = free_port();
         }
-        Pipe told;
-        if (own_program) told = make_pipe();
+        Pipe reports;
+        if (own_program) reports = make_pipe();
         for (RankPlan& plan : plans_) {
             const bool first = plan.place.local_rank == 0;
             plan.place.master_port = port;
             plan.place.restarts = restarts;
             plan.place.secret = secret_;
             plan.place.store_fd = first ? listening.get() : -1;
-            plan.place.launcher_fd = told.write.get();
+            plan.place.launcher_fd = reports.write.get();
             program_.environment = rank_environment(inherited_, plan.place);
             program_.kept.clear();
             for (const int fd : {plan.place.store_fd, plan.place.launcher_fd})
@@ -192,7 +192,7 @@ class Launcher {
                 throw;
             }
         }
-        if (own_program) supervisor.listen(std::move(told.read));
+        if (own_program) supervisor.listen(std::move(reports.read));
     }
 
     void tell(Supervisor& supervisor, const std::vector<RankEnd>& ends, int code) const {

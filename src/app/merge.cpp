@@ -146,7 +146,7 @@ void verify(const MergeRequest& request, const std::string& base, spec::WeightTy
     log::info("logits of the merged model against base and adapter, ", found.tokens, " tokens of ", found.rows,
               " rows: relative difference ", three_digits(found.relative), " (at most ", three_digits(tolerance),
               "), largest ", three_digits(found.max_abs), ", mean ", three_digits(found.mean_abs), ", KL divergence ",
-              three_digits(found.mean_kl), ", same likeliest token ", three_digits(100 * found.top1), " %");
+              three_digits(found.mean_kl), ", same most likely token ", three_digits(100 * found.top1), " %");
     if (found.relative <= tolerance) return;
     throw Error("numerics.merge-differs",
                 cat("the merged model differs from base and adapter: the logits' relative difference is ",
@@ -173,7 +173,7 @@ void run_merge(const CommandLine& line) {
         base, &adapter, {.load_in_4bit = request.load_in_4bit, .precision = spec::PrecisionMap(request.precision)},
         grid);
     log::info(model.changed_tensors() + static_cast<int64_t>(base.stand_in_tensors().size()), " of ",
-              model.tensors().size() + model.others().size(), " tensors change");
+              model.tensors().size() + model.others(/*keeps_4bit=*/false).size(), " tensors change");
     formats::ModelWriteOptions options{.type = request.dtype,
                                        .shard_bytes = static_cast<std::size_t>(request.max_shard_bytes)};
     if (grid != spec::ServeGrid::none) options.linears = formats::type_on_grid(grid);

@@ -41,7 +41,7 @@ void check_neurons(const PruneRequest& request, const spec::ModelSpec& spec) {
     if (spec.experts)
         throw Error("model.unsupported",
                     "--intermediate: the model's MLPs are of experts, whose neurons are not ranked",
-                    "--layers and --experts go with this model.");
+                    "This model takes --layers and --experts.");
     if (request.intermediate >= spec.intermediate_size)
         throw Error("option.out-of-range",
                     cat("--intermediate ", request.intermediate, ": the model's MLPs have ", spec.intermediate_size,
@@ -51,7 +51,7 @@ void check_neurons(const PruneRequest& request, const spec::ModelSpec& spec) {
         throw Error("option.unsupported",
                     "--intermediate: the model's gate_up_proj has the rows of gate and up, of which neurons are not "
                     "taken out",
-                    "--layers and --wanda go with this model.");
+                    "This model takes --layers and --wanda.");
     if (request.intermediate % 128 != 0)
         log::warning("--intermediate ", request.intermediate,
                      " is no multiple of 128: 4-bit kernels need multiples of 64 or 128, GGUF's K types of 256");
@@ -61,7 +61,7 @@ void check_experts(const PruneRequest& request, const spec::ModelSpec& spec) {
     if (request.experts == 0) return;
     if (!spec.experts)
         throw Error("model.unsupported", cat("--experts ", request.experts, ": the model has no experts"),
-                    "--layers and --intermediate go with this model.");
+                    "This model takes --layers and --intermediate.");
     const spec::ExpertsSpec& experts = *spec.experts;
     if (request.experts >= experts.count || request.experts < experts.top_k)
         throw Error("option.out-of-range",
@@ -76,7 +76,7 @@ void check_wanda(const PruneRequest& request, const spec::ModelSpec& spec) {
     if (request.wanda == Sparsity::none) return;
     if (spec.experts)
         throw Error("model.unsupported", "--wanda: the model's MLPs are of experts, whose inputs are not measured",
-                    "--layers and --experts go with this model.");
+                    "This model takes --layers and --experts.");
     for (const int64_t cols : {spec.hidden_size, spec.q_size(), spec.intermediate_size})
         if (request.wanda == Sparsity::two_of_four && cols % 4 != 0)
             throw Error("option.invalid-value",

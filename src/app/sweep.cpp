@@ -40,7 +40,7 @@ void refuse_own_options(const Config& config) {
         throw Error("option.conflict", "sweep trains, and training.max_steps is 0",
                     "Check one setting with unsloth-train run.json --max_steps 0.");
     if (const std::string from = t.resume_from_checkpoint.value_or("false"); from != "false" && from != "auto")
-        throw Error("option.conflict", "training.resume_from_checkpoint does not go with sweep",
+        throw Error("option.conflict", "training.resume_from_checkpoint cannot be combined with sweep",
                     "The same command continues an interrupted sweep. model.adapter_name_or_path begins all trials "
                     "with an adapter.");
     if (config.logging.metrics_file.empty())

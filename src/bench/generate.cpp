@@ -192,11 +192,11 @@ std::vector<engine_api::BenchFigure> bench_generate(const config::LoadedConfig& 
     placement::CacheSize cache = placement::cache_for(most + 1, context);  // + 1: a prompt joins the rows
     cache.shrinks = false;                                                 // what is asked is measured, or refused
     cache.in_8_bit = request.kv_cache_dtype == engine_api::KvCacheDtype::fp8;
-    const int64_t singly = generate::ChunkedPrefillBounds{}.most;  // its tokens, a segment each
+    const int64_t prefill_rows = generate::ChunkedPrefillBounds{}.most;  // its tokens, a segment each
     const session::LoadedModel benched = session::load_for_inference(
         loaded, opened,
-        std::max(std::min(engine_api::GenerateRequest{}.max_batch_tokens, most * prompt), most + 1 + singly),
-        most + 1 + singly, most + 1, /*fewest_tokens=*/1, cache, request.adapters);
+        std::max(std::min(engine_api::GenerateRequest{}.max_batch_tokens, most * prompt), most + 1 + prefill_rows),
+        most + 1 + prefill_rows, most + 1, /*fewest_tokens=*/1, cache, request.adapters);
     ops::Context& ctx = *benched.ctx;
     model::Model& model = *benched.model;
     const double rate = copy_rate(ctx);

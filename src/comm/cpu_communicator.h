@@ -15,8 +15,7 @@ namespace unsloth::comm {
 /// CPU work is done when it is requested: nothing runs concurrently with it.
 class CpuCommunicator : public Communicator {
   public:
-    void all_reduce_beside(const at::Tensor& sum, const std::function<void()>& after,
-                           const std::string& what) override {
+    void all_reduce_async(const at::Tensor& sum, const std::function<void()>& after, const std::string& what) override {
         after();
         all_reduce(sum, what);
     }

@@ -41,7 +41,7 @@ class CpuGroup final : public StoreBackedGroup {
                         cat("the communicator ", name, " would have CPU ranks of several machines"),
                         "On the CPU only data parallel goes over machines: the ranks that share a model need one "
                         "machine, and one container.");
-        log::info("the ranks have no memory in common: what they sum goes through their store, which is slower");
+        log::info("ranks cannot share memory: CPU collectives fall back to the rendezvous store, which is slower");
         return make_store_communicator(exchange(), ranks, name);
     }
 };

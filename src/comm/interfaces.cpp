@@ -63,8 +63,8 @@ std::string nccl_reason(const std::string& message) {
     // "NCCL error in: FILE:LINE, unhandled system error …\nncclSystemError: …\nLast error:\nBootstrap : no socket …"
     constexpr std::string_view last = "Last error:\n";
     const std::size_t at = message.find(last);
-    const std::string told = at == std::string::npos ? message : message.substr(at + last.size());
-    const std::string line = told.substr(0, told.find('\n'));
+    const std::string reason = at == std::string::npos ? message : message.substr(at + last.size());
+    const std::string line = reason.substr(0, reason.find('\n'));
     return one_line(line.empty() ? message.substr(0, message.find('\n')) : line);
 }
 

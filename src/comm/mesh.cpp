@@ -73,7 +73,7 @@ Communicator* Mesh::meet_copies(Group& group) {
     const std::vector<int MeshShape::*> axes = {&MeshShape::dp, &MeshShape::cp};
     if (static_cast<int>(here.size()) == group.size())
         return shape_.cp == 1 ? dp_ : shape_.dp == 1 ? cp_ : along(group, "dp and cp", axes);
-    std::vector<int> members = beside(axes);
+    std::vector<int> members = ranks_along(axes);
     std::erase_if(members, [&](int rank) { return !std::binary_search(here.begin(), here.end(), rank); });
     return make(group, "copies of a machine", members);
 }
@@ -113,7 +113,7 @@ void Mesh::link(Group& group, bool ring) {
 }
 
 /// The ranks that differ from this one in these coordinates alone.
-std::vector<int> Mesh::beside(const std::vector<int MeshShape::*>& axes) const {
+std::vector<int> Mesh::ranks_along(const std::vector<int MeshShape::*>& axes) const {
     std::vector<int> members;
     for (int rank = 0; rank < shape_.size(); ++rank) {
         MeshShape other = coordinates(shape_, rank);
@@ -124,7 +124,7 @@ std::vector<int> Mesh::beside(const std::vector<int MeshShape::*>& axes) const {
 }
 
 Communicator* Mesh::along(Group& group, const char* name, const std::vector<int MeshShape::*>& axes) {
-    const std::vector<int> members = beside(axes);
+    const std::vector<int> members = ranks_along(axes);
     const auto size = static_cast<int>(members.size());
     if (size == 1 || size == group.size()) return size == 1 ? nullptr : &group.all();
     made_.push_back(group.make_communicator(members, name));

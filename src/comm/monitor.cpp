@@ -148,7 +148,7 @@ void Monitor::announce(const std::string& error) noexcept {
     }
     {
         const std::lock_guard lock(mutex_);
-        told_ = true;
+        failure_published_ = true;
     }
     wake_.notify_all();
 }
@@ -163,7 +163,7 @@ void Monitor::watch() {
     ::prctl(PR_SET_NAME, "ranks' monitor");
     std::unique_lock lock(mutex_);
     std::string busy = busy_;
-    const auto has_to_release = [&] { return (failure_ || told_) && !releasing_.joinable(); };
+    const auto has_to_release = [&] { return (failure_ || failure_published_) && !releasing_.joinable(); };
     while (!failure_) {
         wake_.wait_for(lock, pause_, [&] { return ends_ || has_to_release() || busy_ != busy; });
         if (ends_) return;
@@ -267,7 +267,7 @@ std::optional<Monitor::Failure> Monitor::read_peer(int rank, Peer& peer, std::st
         const auto silent = std::chrono::duration_cast<seconds>(now - peer.changed);
         if (silent < lost_after_) return std::nullopt;
         tell_launcher(environment_, cat("lost ", rank));
-        return Failure{cat("rank ", rank, " (", peer.host, ") gives no sign of life for ", silent.count(),
+        return Failure{cat("rank ", rank, " (", peer.host, ") has sent no heartbeat for ", silent.count(),
                            " s: it ended or was stopped; it was last seen at ", peer.what, "; seen by rank ", rank_,
                            " at ", what_)};
     }

@@ -105,8 +105,8 @@ class Monitor {
     std::string what_ = "the start", busy_;
     std::deque<Pending> pending_;
     std::optional<Failure> failure_;
-    std::string announcement_;  ///< the sign of this rank's own error
-    bool told_ = false;         ///< the others can read it
+    std::string announcement_;        ///< the sign of this rank's own error
+    bool failure_published_ = false;  ///< the others can read it
     std::map<int, Peer> peers_;
     int64_t suspensions_ = Clock::suspensions();  ///< of the watching thread
     std::mutex release_mutex_;                    ///< held while the hook is called

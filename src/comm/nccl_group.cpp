@@ -39,17 +39,17 @@ class NcclCommunicator final : public Communicator {
         issue_sum(sum, what)->wait();  // the current stream waits, not the host
     }
 
-    void all_reduce_beside(const at::Tensor& sum, const std::function<void()>& after,
-                           const std::string& what) override {
-        if (!beside_) beside_ = c10::cuda::getStreamFromPool(/*isHighPriority=*/true, sum.device().index());
-        const c10::cuda::CUDAStreamGuard guard(*beside_);
+    void all_reduce_async(const at::Tensor& sum, const std::function<void()>& after, const std::string& what) override {
+        if (!reduce_stream_)
+            reduce_stream_ = c10::cuda::getStreamFromPool(/*isHighPriority=*/true, sum.device().index());
+        const c10::cuda::CUDAStreamGuard guard(*reduce_stream_);
         after();
-        under_way_.push_back(issue_sum(sum, what));
+        in_flight_.push_back(issue_sum(sum, what));
     }
 
     void join() override {
-        for (const Work& work : under_way_) work->wait();
-        under_way_.clear();
+        for (const Work& work : in_flight_) work->wait();
+        in_flight_.clear();
     }
 
     void reduce_scatter(const at::Tensor& values, const at::Tensor& own, const std::string& what) override {
@@ -94,7 +94,7 @@ class NcclCommunicator final : public Communicator {
             return size() == 2 ? spread(tensors, from) : nccl_->recv(tensors, from, /*tag=*/0);
         })->wait();
     }
-    std::unique_ptr<Message> send_beside(const at::Tensor& values, int to, const std::string& what) override {
+    std::unique_ptr<Message> send_async(const at::Tensor& values, int to, const std::string& what) override {
         return std::make_unique<Letter>(issue_send(values, to, what));
     }
 
@@ -153,8 +153,8 @@ class NcclCommunicator final : public Communicator {
 
     Exchange& exchange_;
     Nccl nccl_;
-    std::optional<c10::cuda::CUDAStream> beside_;
-    std::vector<Work> under_way_;
+    std::optional<c10::cuda::CUDAStream> reduce_stream_;
+    std::vector<Work> in_flight_;
 };
 
 class NcclGroup final : public StoreBackedGroup {

@@ -76,7 +76,7 @@ LaunchEnvironment read_note(const LaunchEnvironment& e, Clock::time_point give_u
     Address agent;
     reach(e, give_up, agent);
     const auto store = agents_store(e, give_up);
-    LaunchEnvironment told = e;
+    LaunchEnvironment announced = e;
     for (bool found = false; !found;) {
         if (Clock::now() >= give_up)
             throw Error("rank.no-rendezvous",
@@ -86,12 +86,13 @@ LaunchEnvironment read_note(const LaunchEnvironment& e, Clock::time_point give_u
         if (store->check({key})) {
             const std::vector<uint8_t> note = store->get(key);
             std::istringstream words(std::string(note.begin(), note.end()).substr(0, 512));
-            words >> told.master_address >> told.master_port;
-            found = note_of(e, told.master_address, told.master_port) == std::string(note.begin(), note.end());
+            words >> announced.master_address >> announced.master_port;
+            found =
+                note_of(e, announced.master_address, announced.master_port) == std::string(note.begin(), note.end());
         }
         if (!found) std::this_thread::sleep_for(pause);
     }
-    return told;
+    return announced;
 }
 
 // --- both ends -----------------------------------------------------------------------------------------------------

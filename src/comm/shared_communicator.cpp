@@ -174,7 +174,7 @@ class SharedCommunicator final : public CpuCommunicator {
         deliver(values, to, what);
     }
 
-    std::unique_ptr<Message> send_beside(const at::Tensor& values, int to, const std::string& of) override {
+    std::unique_ptr<Message> send_async(const at::Tensor& values, int to, const std::string& of) override {
         const std::string what = title(of, "send");
         exchange_.monitor().check();
         return std::make_unique<Letter>(outbox_.take([this, values, to, what] { deliver(values, to, what); }));

@@ -36,8 +36,8 @@ Exchange::Exchange(const LaunchEnvironment& e, std::chrono::seconds timeout)
     const auto give_up = Clock::now() + allowed_;
     if (rank_ == 0 && !e.one_machine && e.secret.empty())
         log::warning(
-            "the ranks meet over the network without a secret: whoever reaches the port of rank 0's store can change "
-            "what is trained. Set UNSLOTH_SECRET, or UNSLOTH_SECRET_FILE, to the same for all ranks (openssl rand -hex "
+            "the ranks meet over the network without a secret: anyone who reaches the port of rank 0's store can alter "
+            "the run. Set UNSLOTH_SECRET, or UNSLOTH_SECRET_FILE, to the same for all ranks (openssl rand -hex "
             "32), or trust this network.");
     rendezvous_ = meet(e, give_up, server_);
     try {

@@ -151,14 +151,14 @@ std::vector<std::string> StoreClient::signs(const std::string& own) {
     std::vector<std::string> all;
     for (Bytes left = reply.body(); !left.empty();) {
         uint32_t size = 0;
-        if (left.size() < sizeof size) throw StoreGone("signs of life that are cut");
+        if (left.size() < sizeof size) throw StoreGone("truncated heartbeats");
         std::memcpy(&size, left.data(), sizeof size);
         left = left.subspan(sizeof size);
-        if (size > left.size()) throw StoreGone("signs of life that are cut");
+        if (size > left.size()) throw StoreGone("truncated heartbeats");
         all.emplace_back(left.begin(), left.begin() + size);
         left = left.subspan(size);
     }
-    if (all.size() != rendezvous_.size) throw StoreGone("signs of life of another number of ranks");
+    if (all.size() != rendezvous_.size) throw StoreGone("heartbeats of another number of ranks");
     return all;
 }
 

@@ -56,7 +56,7 @@ class StoreCommunicator final : public CpuCommunicator {
 
     void send(const at::Tensor&, int, const std::string& what) override { refuse(what); }
     void receive(const at::Tensor&, int, const std::string& what) override { refuse(what); }
-    std::unique_ptr<Message> send_beside(const at::Tensor&, int, const std::string& what) override { refuse(what); }
+    std::unique_ptr<Message> send_async(const at::Tensor&, int, const std::string& what) override { refuse(what); }
 
   private:
     /// `own` becomes the sum of the ranks' `values` from `first` on.

@@ -98,8 +98,8 @@ void StoreServer::look_at_deadlines() {
     const auto now = Clock::now();
     if (deaf_until_ && *deaf_until_ <= now) deaf_until_.reset();
     for (Peer& peer : peers_) {
-        const bool stranger = peer.stage == Peer::Stage::hello || peer.stage == Peer::Stage::proof;
-        if (stranger && now - peer.since > settings_.handshake_time) peer.stage = Peer::Stage::gone;
+        const bool unauthenticated = peer.stage == Peer::Stage::hello || peer.stage == Peer::Stage::proof;
+        if (unauthenticated && now - peer.since > settings_.handshake_time) peer.stage = Peer::Stage::gone;
         if (peer.waits_until && *peer.waits_until <= now) reply(peer, Op::absent, nullptr);
     }
 }
@@ -125,11 +125,12 @@ void StoreServer::accept_all() {
 
 /// Drops the oldest of too many unauthenticated peers. A rank among them is done within milliseconds, or reconnects.
 void StoreServer::make_room() {
-    const auto stranger = [](const Peer& peer) {
+    const auto unauthenticated = [](const Peer& peer) {
         return peer.stage == Peer::Stage::hello || peer.stage == Peer::Stage::proof;
     };
-    if (static_cast<std::size_t>(std::count_if(peers_.begin(), peers_.end(), stranger)) < most_strangers) return;
-    peers_.erase(std::find_if(peers_.begin(), peers_.end(), stranger));
+    if (static_cast<std::size_t>(std::count_if(peers_.begin(), peers_.end(), unauthenticated)) < most_unauthenticated)
+        return;
+    peers_.erase(std::find_if(peers_.begin(), peers_.end(), unauthenticated));
 }
 
 void StoreServer::step(Peer& peer, short events) {

@@ -13,8 +13,8 @@ namespace unsloth::comm {
 
 /// One thread, which looks up no names. A peer that does not prove in `handshake_time` that it is a rank of this run
 /// (that it knows the secret, where there is one) is dropped, and of those that have not yet, the oldest when there are
-/// more than `most_strangers`; until then each has the memory of a handshake. A rank that does not read its replies is
-/// not read from. Only a rank itself can write its heartbeat.
+/// more than `most_unauthenticated`; until then each has the memory of a handshake. A rank that does not read its
+/// replies is not read from. Only a rank itself can write its heartbeat.
 class StoreServer {
   public:
     struct Settings {
@@ -24,7 +24,7 @@ class StoreServer {
         bool seals = false;  ///< frames carry MACs
         milliseconds handshake_time{5000};
     };
-    static constexpr std::size_t most_strangers = 64, most_connections_of_a_rank = 8;
+    static constexpr std::size_t most_unauthenticated = 64, most_connections_of_a_rank = 8;
 
     StoreServer(Socket listening, Settings settings);
     /// Connections are closed.

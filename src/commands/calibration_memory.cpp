@@ -47,12 +47,12 @@ MeasuringMemory measuring_memory(const engine_api::CalibrationRequest& request, 
 session::PassesPlan plan_measuring(const config::LoadedConfig& loaded, const session::OpenedModel& opened,
                                    const CalibrationRows& rows, const MeasuringMemory& memory) {
     const bool cpu = ops::choose_device(loaded.config.hardware.device).is_cpu();
-    const placement::MemoryBudget beside{memory.sums + (cpu ? memory.streams : 0), cpu ? 0 : memory.streams};
+    const placement::MemoryBudget reserved{memory.sums + (cpu ? memory.streams : 0), cpu ? 0 : memory.streams};
     int64_t shortest = rows.most_tokens();
     for (int64_t i = 0; i < rows.rows().size(); ++i) shortest = std::min(shortest, rows.rows().tokens(i));
     session::PassesPlan planned =
         session::plan_passes(loaded, opened, rows.most_tokens(), rows.most_segments(), rows.most_tokens(), shortest,
-                             /*cache=*/{}, /*adapters=*/{}, /*slots=*/{}, beside);
+                             /*cache=*/{}, /*adapters=*/{}, /*slots=*/{}, reserved);
     const spec::MemoryNeed need = planned.plan.need();
     const placement::MemoryBudget& budget = planned.budget;
     if (memory.streams == 0 || placement::fits(planned.plan, budget) || (!cpu && need.device > budget.device))

@@ -76,11 +76,11 @@ Row row_with_image(const spec::ModelSpec& spec) {
     ids.insert(ids.begin() + before, side * side, tower.image_token);
     Row row = row_of(std::move(ids));
     for (int32_t t = 0; t < static_cast<int32_t>(row.ids.size()); ++t) {
-        const int32_t i = t - before, behind = i - side * side + side;
+        const int32_t i = t - before, after_image = i - side * side + side;
         if (i >= 0 && i < side * side)
             row.axes.insert(row.axes.end(), {before, before + i / side, before + i % side});
         else
-            row.axes.insert(row.axes.end(), 3, i < 0 ? t : before + behind);
+            row.axes.insert(row.axes.end(), 3, i < 0 ? t : before + after_image);
     }
     const auto patches = static_cast<int32_t>(side * tower.merge);
     row.images = {{before, patches, patches, random_pixels(int64_t{patches} * patches * tower.patch_bytes())}};

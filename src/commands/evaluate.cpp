@@ -80,8 +80,8 @@ void run_evaluate(const config::LoadedConfig& given, const engine_api::EvaluateR
     if (answers) {
         shortest = 1;
         // A pass has room for an image as a whole, whatever others decode.
-        const int64_t beside = answers->sees_images() ? answers->rows() : 0;
-        limits.tokens = std::max({limits.tokens, answers->longest() + beside, answers->rows()});
+        const int64_t decoding = answers->sees_images() ? answers->rows() : 0;
+        limits.tokens = std::max({limits.tokens, answers->longest() + decoding, answers->rows()});
         limits.segments = std::max(limits.segments, answers->rows());
         limits.labels = std::max(limits.labels, answers->rows());
         limits.image_tokens = std::max(limits.image_tokens, answers->image_room(limits.tokens));

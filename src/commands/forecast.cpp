@@ -121,7 +121,7 @@ Target target_of(const engine_api::PlanRequest& request, const config::Config& c
         throw Error("memory.bad-limit",
                     cat("--gpu_memory ", human_bytes(target.memory), ": the driver and the libraries take ",
                         human_bytes(card.context_bytes), " of it"),
-                    "Bytes are meant where no unit stands: --gpu_memory 24GiB.");
+                    "A number without a unit is in bytes: --gpu_memory 24GiB.");
     target.machine.free = {target.memory - card.context_bytes, memory::device_memory(at::kCPU).total};
     return target;
 }
@@ -166,7 +166,8 @@ Forecast::Forecast(config::LoadedConfig loaded, const Target& target, std::share
     length_ = config().model.max_seq_length;
     micro_batches_ = training.gradient_accumulation_steps;
     if (training.max_tokens_per_batch > 0)
-        rows_ = std::max<int64_t>(1, training.max_tokens_per_batch / placement::full_rows(config(), 1, length_).tokens);
+        rows_ = std::max<int64_t>(
+            1, training.max_tokens_per_batch / placement::full_rows(config(), file_->spec, 1, length_).tokens);
     (void)target_.images.tokens(file_->spec, length_);
     request = sized(std::move(request), rows_, length_);
     given_ = std::make_shared<const model::ModelPlan>(like != nullptr ? like->given_->with(std::move(request))
@@ -233,11 +234,11 @@ std::optional<session::TeacherPlan> Forecast::teacher_of(const model::LoadReques
 }
 
 int64_t Forecast::step_tokens() const {
-    return placement::full_rows(config(), rows_, length_).tokens * micro_batches_ * copies_;
+    return placement::full_rows(config(), file_->spec, rows_, length_).tokens * micro_batches_ * copies_;
 }
 
 model::LoadRequest Forecast::sized(model::LoadRequest request, int64_t rows, int64_t length) const {
-    data::BatchLimits limits = placement::full_rows(config(), rows, length);
+    data::BatchLimits limits = placement::full_rows(config(), file_->spec, rows, length);
     if (const spec::RowImages& images = target_.images; images.count > 0) {
         const spec::VisionSpec& vision = file_->spec.vision.value();
         limits.patches = images.patches(vision);

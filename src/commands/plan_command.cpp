@@ -206,7 +206,7 @@ class Report {
 
     std::string drivers() const {
         if (!on_gpu()) return "";
-        return cat(", and beside it ", human_bytes(context_bytes()), " of the driver and the libraries");
+        return cat(", plus ", human_bytes(context_bytes()), " of the driver and the libraries");
     }
 
     std::string communicators() const {

@@ -81,7 +81,7 @@ config::LoadedConfig config_of(const fs::path& run, const train::Anomaly& anomal
                     "An anomaly's file is in the folder of its run: RUN/anomalies/step-N.json.");
     if (train::config_hash(read_file(file)) != anomaly.config)
         log::warning(file.string(), " is not the configuration under which step ", anomaly.step,
-                     " was taken: the run went on with another one");
+                     " was taken: the run continued with another one");
     std::string from = "false";
     for (const formats::CheckpointFolder& checkpoint : formats::list_checkpoints(run)) {
         if (checkpoint.step >= anomaly.step) continue;
@@ -90,7 +90,7 @@ config::LoadedConfig config_of(const fs::path& run, const train::Anomaly& anomal
             from = checkpoint.path.string();
             break;
         }
-        log::warning(checkpoint.path.string(), " is passed over: ", *damage);
+        log::warning(checkpoint.path.string(), " is skipped: ", *damage);
     }
     // One process takes the rows of all ranks.
     const int64_t accumulation = anomaly.gradient_accumulation_steps * anomaly.world_size;

@@ -85,7 +85,7 @@ void write_teacher_file(const config::LoadedConfig& loaded, const engine_api::Sc
     const config::Config& config = loaded.config;
     if (!request.logits.empty())
         throw Error("option.conflict", "--logits and --top_k are both given",
-                    "A teacher's file holds the likeliest tokens alone.");
+                    "A teacher's file holds only the most likely tokens.");
     const session::OpenedModel opened = session::open_model(config);
     const int64_t vocab_size = opened.file->spec.vocab_size, k = request.top_k;
     if (k >= vocab_size || k > ops::most_teacher_tokens)

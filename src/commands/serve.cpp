@@ -60,7 +60,8 @@ weights::AdapterSlots slots_for(const GenerateRequest& answers, const ServeReque
     const auto named = static_cast<int64_t>(answers.adapters.folders.size());
     const bool others_come = !request.adapter_root.empty() || !request.watch.empty();
     if (others_come && has_own_adapter)
-        throw Error("option.conflict", "--adapter_root and --watch do not go with --model.adapter_name_or_path",
+        throw Error("option.conflict",
+                    "--adapter_root and --watch cannot be combined with --model.adapter_name_or_path",
                     "Give that adapter with --adapter NAME=DIR.");
     weights::AdapterSlots slots{request.max_loras, request.max_lora_rank};
     if (slots.count == 0) slots.count = named + (others_come ? 2 : 0);
@@ -80,7 +81,7 @@ weights::AdapterSlots slots_for(const GenerateRequest& answers, const ServeReque
 }
 
 struct ServedSizes {
-    int64_t rows = 1, singly = 0, pass_tokens = 1;
+    int64_t rows = 1, prefill_rows = 0, pass_tokens = 1;
     int64_t patches = 0;  ///< of the largest image; 0: there is none
     placement::CacheSize cache;
 };
@@ -92,8 +93,8 @@ ServedSizes served_sizes(const config::LoadedConfig& loaded, const GenerateReque
     const int64_t context = answers.max_context > 0 ? answers.max_context : spec.usable_positions();
     ServedSizes sizes;
     sizes.rows = dynamic ? 1 : answers.max_rows;
-    sizes.singly = dynamic ? 0 : generate::ChunkedPrefillBounds{}.most;
-    sizes.pass_tokens = std::max(dynamic ? context : answers.max_batch_tokens, sizes.rows + sizes.singly);
+    sizes.prefill_rows = dynamic ? 0 : generate::ChunkedPrefillBounds{}.most;
+    sizes.pass_tokens = std::max(dynamic ? context : answers.max_batch_tokens, sizes.rows + sizes.prefill_rows);
     sizes.patches = sight.most_patches(std::min(sizes.pass_tokens, context));
     sizes.cache = answer_cache(loaded, answers, spec, sizes.rows, context);
     return sizes;
@@ -225,7 +226,7 @@ void run_serve(const config::LoadedConfig& given, const GenerateRequest& answers
     Gate gate;
     Servers servers(request, gate.handler());
     const session::LoadedModel model = session::load_for_inference(
-        loaded, opened, sizes.pass_tokens, sizes.rows + sizes.singly, sizes.pass_tokens,
+        loaded, opened, sizes.pass_tokens, sizes.rows + sizes.prefill_rows, sizes.pass_tokens,
         /*fewest_tokens=*/1, sizes.cache, {}, slots,
         {sizes.patches, sizes.patches > 0 ? sight.image_room(sizes.pass_tokens, sizes.rows, /*images=*/0) : 0});
 

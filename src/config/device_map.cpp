@@ -104,7 +104,7 @@ std::vector<spec::LayerRange> DeviceMap::stages(int64_t num_layers) const {
     for (int layer = 0; layer < static_cast<int>(num_layers); ++layer) {
         const Entry* const entry = entry_of(Entry::Part::some_layers, layer);
         if (entry == nullptr)
-            throw Error("model.device-map", cat(option, " does not say where model.layers.", layer, " lies"), advice);
+            throw Error("model.device-map", cat(option, " does not say where model.layers.", layer, " is"), advice);
         const auto last = static_cast<int64_t>(stages.size()) - 1;
         if (entry->gpu != last && entry->gpu != last + 1)
             throw Error("model.device-map",
@@ -186,7 +186,7 @@ void DeviceMap::check_gpu(int gpu) const {
                         cat("Set hardware.device to cuda:", entry.gpu, ", or name GPU 0."));
         // What an entry for more ("", "model") says is not meant for them.
         if (entry.part == Entry::Part::fixed && entry.place_for(gpu) != spec::Place::device)
-            throw Error("model.device-map", cat(option, ": '", entry.key, "' can lie on the GPU alone"),
+            throw Error("model.device-map", cat(option, ": '", entry.key, "' can only be on the GPU"),
                         cat("Leave '", entry.key, "' out: it stays there."));
     }
 }
@@ -198,7 +198,7 @@ std::vector<spec::Place> DeviceMap::layers(int64_t num_layers, int gpu) const {
     for (int64_t layer = 0; layer < num_layers; ++layer) {
         const Entry* const entry = entry_of(Entry::Part::some_layers, layer);
         if (entry == nullptr)
-            throw Error("model.device-map", cat(option, " does not say where model.layers.", layer, " lies"), advice);
+            throw Error("model.device-map", cat(option, " does not say where model.layers.", layer, " is"), advice);
         places.push_back(entry->place_for(gpu));
     }
     return places;
@@ -221,7 +221,7 @@ std::optional<int64_t> max_memory(const ModelOptions& model, int gpu) {
         constexpr int64_t least = 100'000;  // of no use for any model: a slip of the unit
         if (value < least)
             throw Error("memory.bad-limit", cat(origin, " is ", value, " bytes"),
-                        "Bytes are meant where no unit stands: \"12GiB\", \"64GB\".");
+                        "A number without a unit is in bytes: \"12GiB\", \"64GB\".");
         if (gpu < 0 ? key == "cpu" : number == gpu) bytes = value;
     }
     return bytes;

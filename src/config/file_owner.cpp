@@ -38,10 +38,10 @@ const std::vector<OtherFile>& other_files() {
          "(docs/how-to/migrate/fsdp-and-deepspeed.md)."},
         {"a PEFT adapter",
          {"peft_type", "inference_mode", "auto_mapping", "fan_in_fan_out", "base_model_name_or_path"},
-         "model.adapter_name_or_path takes the folder that it lies in."},
+         "model.adapter_name_or_path takes the folder that it is in."},
         {"a model",
          {"architectures", "hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "rms_norm_eps"},
-         "model.path takes the folder that it lies in."}};
+         "model.path takes the folder that it is in."}};
     return all;
 }
 

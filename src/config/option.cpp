@@ -193,9 +193,8 @@ Json json_from_text(const std::string& text, const std::string& origin) {
     Json value = Json::parse(text, nullptr, /*allow_exceptions=*/false);
     const bool begins_as_json = text.find_first_of("{[") < text.find_first_not_of(" \t\n{[");
     if (value.is_discarded() && begins_as_json) {
-        const SyntaxMistake mistake = find_json_mistake(text);
-        throw Error("option.invalid-value", cat(origin, ": expected JSON: ", mistake.words),
-                    marked_line(text, mistake.at));
+        const SyntaxError error = find_json_error(text);
+        throw Error("option.invalid-value", cat(origin, ": expected JSON: ", error.words), marked_line(text, error.at));
     }
     if (value.is_discarded())
         throw Error("option.invalid-value", cat(origin, ": expected JSON, found '", text, "'"),

@@ -25,7 +25,7 @@ void add_unknown_section(Errors& errors, const std::string& file, const std::str
     if (const PeerField* const field = find_peer_field(name)) meant = {cat(field->section, ".", name)};
     // A key without its section is more likely than a misspelt section.
     std::string advice = near.empty() ? did_you_mean(meant) : did_you_mean(near);
-    if (near.empty() && !meant.empty()) advice += " Each key stands in its section: {\"training\": {\"seed\": 1}}.";
+    if (near.empty() && !meant.empty()) advice += " Each key belongs in its section: {\"training\": {\"seed\": 1}}.";
     if (advice.empty()) {
         advice = "The sections are";
         for (const auto& section : sections) advice += (section == sections.front() ? " " : ", ") + section;

@@ -18,11 +18,11 @@ Json read_commented_json(const std::string& content, const std::string& file) {
         if (refusal.cause == JsonRefusal::Cause::depth)
             throw Error("config.syntax", cat(file, ": lists and objects nest deeper than ", rules.deepest, " levels"));
         if (refusal.cause == JsonRefusal::Cause::repeated_key)
-            throw malformed(file, content, find_json_mistake(content, /*comments=*/true, /*unique_keys=*/true).at,
-                            cat("the key ", Json(refusal.key).dump(), " stands twice in one object"));
+            throw malformed(file, content, find_json_error(content, /*comments=*/true, /*unique_keys=*/true).at,
+                            cat("the key ", Json(refusal.key).dump(), " appears twice in one object"));
         if (refusal.cause != JsonRefusal::Cause::syntax) throw Error("config.syntax", cat(file, ": ", refusal.words));
-        const SyntaxMistake mistake = find_json_mistake(content, /*comments=*/true);
-        throw malformed(file, content, mistake.at, cat("no valid JSON: ", mistake.words));
+        const SyntaxError error = find_json_error(content, /*comments=*/true);
+        throw malformed(file, content, error.at, cat("no valid JSON: ", error.words));
     }
 }
 

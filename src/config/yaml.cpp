@@ -73,9 +73,9 @@ std::string plain_words(const std::string& message) {
         {"illegal block entry", "a list's - is where no list can begin: it begins a line of its own"},
         {"illegal map key", "a key is where none can: is the line indented too far?"},
         {"illegal map value",
-         "a colon stands where no value can begin: is the line indented too far, or does a text with a colon lack "
+         "this colon is where no value can begin: is the line indented too far, or does a text with a colon lack "
          "quotes?"},
-        {"illegal tab", "a tab stands in the indentation, which takes spaces alone"},
+        {"illegal tab", "the indentation has a tab; it takes spaces only"},
         {"illegal EOF in scalar", "a quote is not closed before the file ends"},
         {"illegal document indicator", "a quote is not closed before the document ends"},
         {"illegal character in scalar", "no text begins with this character, unless it is in quotes"},
@@ -132,8 +132,8 @@ class Converter {
         const std::size_t line = at == 0 ? 0 : content_.rfind('\n', at - 1) + 1;  // npos + 1 is 0
         const std::string before = content_.substr(line, at - line);
         const bool tab = before.find('\t') != std::string::npos && before.find_first_not_of(" \t") == std::string::npos;
-        fail(failure.mark, cat("no valid YAML: ", tab ? "a tab stands in the indentation, which takes spaces alone"
-                                                      : plain_words(failure.msg)));
+        fail(failure.mark, cat("no valid YAML: ",
+                               tab ? "the indentation has a tab; it takes spaces only" : plain_words(failure.msg)));
     }
     /// What the library makes a document of its own without the mark of one.
     [[noreturn]] void fail_second(const YAML::Mark& mark) const {
@@ -190,7 +190,7 @@ class Converter {
             }
             if (object.contains(key))
                 fail(entry.first.Mark(), cat("the key ", Json(key).dump(-1, ' ', false, Json::error_handler_t::replace),
-                                             " stands twice in one object"));
+                                             " appears twice in one object"));
             object[key] = convert(entry.second, depth + 1);
         }
         for (const YAML::Node& from : merged) merge(object, from, depth);

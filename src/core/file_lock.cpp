@@ -15,10 +15,10 @@
 
 namespace unsloth {
 
-bool wait_for_lock(int fd, int kind, const std::string& what, bool& told) {
+bool wait_for_lock(int fd, int kind, const std::string& what, bool& logged) {
     while (::flock(fd, kind | LOCK_NB) != 0) {
         if (errno != EWOULDBLOCK && errno != EINTR) return false;
-        if (!std::exchange(told, true)) log::info("waiting for another process, which ", what);
+        if (!std::exchange(logged, true)) log::info("waiting for another process, which ", what);
         stop_if_interrupted("stopped while waiting for another process");
         std::this_thread::sleep_for(std::chrono::milliseconds(50));
     }
@@ -28,13 +28,13 @@ bool wait_for_lock(int fd, int kind, const std::string& what, bool& told) {
 FileLock::FileLock(Folder folder, std::string name, Owner owner, After after, const std::string& what)
     : folder_(std::move(folder)), name_(std::move(name)), after_(after), failure_(folder_.failure()) {
     if (!folder_.open()) return;
-    for (bool told = false;;) {
+    for (bool logged = false;;) {
         Descriptor file = open_own_file(folder_, name_, O_RDWR | O_CREAT, owner);
         if (!file.open()) {
             failure_ = errno;
             return;
         }
-        if (!wait_for_lock(file.get(), LOCK_EX, what, told)) return;
+        if (!wait_for_lock(file.get(), LOCK_EX, what, logged)) return;
         if (!folder_.has(name_, file.get())) continue;  // its holder removed it: the next one is another file
         file_ = std::move(file);
         return;

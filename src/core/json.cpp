@@ -36,7 +36,7 @@ class Inspection : public nlohmann::json_sax<Json> {
         std::unordered_set<std::string>& keys = keys_.back();
         if (std::is_same_v<Json, nlohmann::ordered_json> && keys.size() == most_ordered_keys) throw too_many_keys();
         if (!keys.insert(name).second && rules_.distinct_keys)
-            throw JsonRefusal{Cause::repeated_key, cat("the key '", name, "' stands twice in one object"), name};
+            throw JsonRefusal{Cause::repeated_key, cat("the key '", name, "' appears twice in one object"), name};
         return true;
     }
     bool end_object() override { return close(); }

@@ -77,7 +77,7 @@ void StagedFolder::commit() {
 
 void StagedFolder::rename_into_place() {
     const Folder& folder = target_.folder;
-    const std::string old = name_beside(target_.name, "old");
+    const std::string old = sibling_name(target_.name, "old");
     const auto there = replaces_ ? folder.look(target_.name) : std::nullopt;
     if (there && !folder.owns(*there))
         throw Error(

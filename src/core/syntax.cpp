@@ -19,7 +19,7 @@ bool is_digit(char c) {
     return std::isdigit(static_cast<unsigned char>(c)) != 0;
 }
 
-/// Reads JSON only for its errors, without recursion. Ends by throwing a SyntaxMistake, or at the end of the text.
+/// Reads JSON only for its errors, without recursion. Ends by throwing a SyntaxError, or at the end of the text.
 class JsonProof {
   public:
     JsonProof(std::string_view text, bool comments, bool unique_keys)
@@ -29,7 +29,7 @@ class JsonProof {
         const std::size_t invalid = first_invalid_utf8(text_);
         if (invalid < text_.size()) fail(invalid, "the byte is not UTF-8");
         skip_space();
-        if (at_end()) fail(0, "nothing stands there");
+        if (at_end()) fail(0, "the text is empty");
         for (Next next = Next::value; next != Next::end;) next = step(next);
         skip_space();
         if (!at_end()) fail(at_, "the value ends before this, and nothing may follow it");
@@ -61,7 +61,7 @@ class JsonProof {
 
     /// Of a text that ends too early its last line is shown.
     [[noreturn]] void fail(std::size_t at, std::string words) const {
-        throw SyntaxMistake{std::min(at, text_.find_last_not_of(" \t\r\n") + 1), std::move(words)};
+        throw SyntaxError{std::min(at, text_.find_last_not_of(" \t\r\n") + 1), std::move(words)};
     }
 
     bool at_end() const { return at_ >= text_.size(); }
@@ -130,16 +130,16 @@ class JsonProof {
 
     Next key(const char* expected) {
         if (here() == '\'') fail(at_, "keys stand in double quotes, not in single ones");
-        if (is_letter(here())) fail(at_, cat("a key stands in double quotes: \"", word(), "\""));
+        if (is_letter(here())) fail(at_, cat("a key must be in double quotes: \"", word(), "\""));
         if (here() != '"') fail(at_, expected);
         const std::size_t begin = at_;
         string();
         const std::string_view name = text_.substr(begin, at_ - begin);
         if (unique_keys_ && !keys_.back().insert(name).second)
-            fail(begin, cat("the key ", name, " stands twice in one object"));
+            fail(begin, cat("the key ", name, " appears twice in one object"));
         skip_space();
         require_more();
-        if (here() == '=') fail(at_, "a colon stands between key and value, not =");
+        if (here() == '=') fail(at_, "a colon separates key and value, not =");
         if (here() != ':') fail(at_, cat("a colon is expected after the key ", name.substr(0, 40)));
         ++at_;
         return Next::value;
@@ -162,8 +162,8 @@ class JsonProof {
         }
         ++at_;
         skip_space();
-        if (here() == closer()) fail(at_, cat("a comma stands before this ", closer(), ": take it out"));
-        if (here() == ',') fail(at_, "two commas stand here, with nothing between them");
+        if (here() == closer()) fail(at_, cat("there is a comma before this ", closer(), ": take it out"));
+        if (here() == ',') fail(at_, "there are two commas here, with nothing between them");
         return in_object() ? Next::key : Next::value;
     }
 
@@ -175,8 +175,8 @@ class JsonProof {
             fail(at_, cat("JSON writes true, false and null, not ", name));
         if (name == "NaN" || name == "Infinity" || name == "inf" || name == "nan")
             fail(at_, cat(name, " is no number of JSON"));
-        if (!name.empty()) fail(at_, cat("a text stands in double quotes: \"", name, "\""));
-        if (here() == '\'') fail(at_, "texts stand in double quotes, not in single ones");
+        if (!name.empty()) fail(at_, cat("a text must be in double quotes: \"", name, "\""));
+        if (here() == '\'') fail(at_, "texts must be in double quotes, not in single ones");
         if (here() == '+' || here() == '.') fail(at_, "a number begins with a digit or -");
         if (here() == ',' || here() == '}' || here() == ']') fail(at_, "a value is missing before this");
         fail(at_, expected);
@@ -257,11 +257,11 @@ std::size_t characters(std::string_view text) {
 
 }  // namespace
 
-SyntaxMistake find_json_mistake(std::string_view text, bool comments, bool unique_keys) {
+SyntaxError find_json_error(std::string_view text, bool comments, bool unique_keys) {
     try {
         JsonProof(text, comments, unique_keys).read();
-    } catch (const SyntaxMistake& mistake) {
-        return mistake;
+    } catch (const SyntaxError& error) {
+        return error;
     }
     return {0, "it cannot be read"};
 }
@@ -295,11 +295,11 @@ std::string marked_line(std::string_view text, std::size_t at, std::string_view 
 }
 
 Error not_valid_json(const std::string& source, std::string_view text) {
-    const SyntaxMistake mistake = find_json_mistake(text);
-    const TextPlace place = place_of(text, mistake.at);
+    const SyntaxError error = find_json_error(text);
+    const TextPlace place = place_of(text, error.at);
     return Error("json.syntax",
-                 cat(source, ": not valid JSON: line ", place.line, ", column ", place.column, ": ", mistake.words),
-                 marked_line(text, mistake.at));
+                 cat(source, ": not valid JSON: line ", place.line, ", column ", place.column, ": ", error.words),
+                 marked_line(text, error.at));
 }
 
 }  // namespace unsloth

@@ -45,7 +45,7 @@ void require_replaceable(const fs::path& target) {
 
 }  // namespace
 
-std::string name_beside(const std::string& target, const char* word) {
+std::string sibling_name(const std::string& target, const char* word) {
     uint64_t number = 0;
     UNSLOTH_CHECK(::getrandom(&number, sizeof number, 0) == sizeof number, "getrandom: ", std::strerror(errno));
     char digits[17];
@@ -81,7 +81,7 @@ void Temporary::make_file() {
         ::fstatat(folder().fd(), target_.name.c_str(), &status, 0) == 0 && !S_ISREG(status.st_mode))
         refuse(S_ISDIR(status.st_mode) ? "it is a folder" : "it is a FIFO or a device, not a regular file");
     for (int attempt = 0; attempt < most_attempts; ++attempt) {
-        name_ = name_beside(target_.name, mark);
+        name_ = sibling_name(target_.name, mark);
         const int flags = O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
         file_ = Descriptor(::openat(folder().fd(), name_.c_str(), flags, 0644));
         if (!file_.open() && errno != EEXIST) refuse(std::strerror(errno), errno);
@@ -92,7 +92,7 @@ void Temporary::make_file() {
 
 void Temporary::make_folder() {
     for (int attempt = 0; attempt < most_attempts; ++attempt) {
-        name_ = name_beside(target_.name, mark);
+        name_ = sibling_name(target_.name, mark);
         if (::mkdirat(folder().fd(), name_.c_str(), 0777) != 0) {
             if (errno == EEXIST) continue;
             refuse(std::strerror(errno), errno);

@@ -85,9 +85,9 @@ Dataset load_through(const std::vector<config::DataSource>& sources, std::vector
     const bool tokenized = all_tokenized(files);
     if (!tokenized && cache.encoder_fingerprint.empty()) return Dataset::load(sources, options, encoder);
 
-    const fs::path beside = path.string() + ".lock";
-    const FileLock lock(Folder::named(cache.folder), beside.filename(), Owner::ours, FileLock::After::removed,
-                        cat("encodes the same rows (", beside.string(), ")"));
+    const fs::path lock_path = path.string() + ".lock";
+    const FileLock lock(Folder::named(cache.folder), lock_path.filename(), Owner::ours, FileLock::After::removed,
+                        cat("encodes the same rows (", lock_path.string(), ")"));
     if (auto rows = open_known(path)) return dataset_of(std::move(*rows), options);  // another process was at it
     remove_leftovers(cache.folder);
     CacheWriter writer(path);
@@ -117,7 +117,7 @@ Dataset load_cached(const std::vector<config::DataSource>& sources, const Datase
         } catch (const Error&) {
             if (attempt == most_attempts || fs::exists(cache.folder)) throw;
         }
-        log::warning(cache.folder.string(), " was removed while it was filled; it is made again");
+        log::warning(cache.folder.string(), " was removed while it was filled; it is created again");
     }
     return Dataset::load(sources, options, encoder);
 }

@@ -104,7 +104,7 @@ int64_t least_words(const RowRecord& row) {
     const bool all_trained = row.has(RowRecord::all_trained), given_labels = row.has(RowRecord::given_labels);
     const int64_t length = row.length;
     const int64_t labels = all_trained ? 0 : given_labels ? length : 1;
-    return length + labels + row.words_behind_labels();
+    return length + labels + row.words_after_labels();
 }
 
 /// Whether a record's numbers are consistent, and its row is within the file's words.

@@ -39,8 +39,8 @@ std::optional<CacheFileUse> CacheFileUse::begin(const fs::path& path) {
     Descriptor file = open_own_file(place.folder, place.name, O_RDONLY);
     if (!file.open()) return std::nullopt;
     // A process that removes a file holds it for a moment only. The inode shows whether the file was removed.
-    bool told = false;
-    wait_for_lock(file.get(), LOCK_SH, cat("holds ", path.string()), told);
+    bool logged = false;
+    wait_for_lock(file.get(), LOCK_SH, cat("holds ", path.string()), logged);
     if (!place.folder.has(place.name, file.get())) return std::nullopt;
     (void)::futimens(file.get(), nullptr);  // not ours to change in a cache of somebody else: then its age counts
     CacheFileUse use;

@@ -95,7 +95,7 @@ bool says_more(const Json& message) {
 
 /// Whether a message is trained; nothing if no flag says so.
 std::optional<bool> read_flags(const Json& message, const std::string& role, const std::string& where) {
-    std::optional<bool> learnt;
+    std::optional<bool> in_loss;
     const char* said_by = nullptr;
     for (const char* const flag : loss_flags) {
         const auto found = message.find(flag);
@@ -108,21 +108,21 @@ std::optional<bool> read_flags(const Json& message, const std::string& role, con
         const bool value = found->is_boolean() ? found->get<bool>() : *found == 1;
         if (role != "assistant" && value)
             throw BadRow{"data.message-shape",
-                         cat(where, ".", flag, ": only messages of the assistant are learnt, found one of ", role),
+                         cat(where, ".", flag, ": only messages of the assistant are trained, found one of ", role),
                          "data.train_on_prompt: true trains on all messages."};
-        if (learnt && *learnt != value)
+        if (in_loss && *in_loss != value)
             throw BadRow{"data.message-shape",
                          cat(where, ": ", said_by, " and ", flag, " say the opposite of each other"),
                          "Both say whether the loss counts the message: keep the one that is right."};
-        learnt = value;
+        in_loss = value;
         said_by = flag;
     }
     for (const char* const parts : {"train_detail", "training_detail"})
         if (message.contains(parts) && !message[parts].empty())
             throw BadRow{"data.message-shape",
-                         cat(where, ".", parts, ": parts of a message cannot be left out of the loss"),
+                         cat(where, ".", parts, ": parts of a message cannot be excluded from the loss"),
                          "Give the message \"weight\": 0 or 1, or divide it into several."};
-    return learnt;
+    return in_loss;
 }
 
 /// Whether a message calls tools: by tool_calls, or by OpenAI's older function_call.
@@ -179,9 +179,9 @@ class Builder {
         std::string content = silent ? std::string() : content_text(message["content"], where + ".content");
         const std::string& role = as_string(message["role"], where + ".role");
         check_role(role, where, reads_);
-        const std::optional<bool> learnt = read_flags(message, role, where);
-        result_.names_weights |= learnt.has_value();
-        if (role == "assistant") result_.learnt.push_back(learnt.value_or(true) && !masked_);
+        const std::optional<bool> in_loss = read_flags(message, role, where);
+        result_.names_weights |= in_loss.has_value();
+        if (role == "assistant") result_.in_loss.push_back(in_loss.value_or(true) && !masked_);
         result_.conversation.uses_tools |= calls;
         says_more_ = says_more_ || says_more(message) || (!silent && has_image_place(message["content"]));
         result_.conversation.turns.push_back({role, std::move(content)});
@@ -330,8 +330,8 @@ WeightedConversation prompt_completion_conversation(const Json& row, const Reads
     builder.add_all(prompt, "prompt");
     builder.mask_what_follows(false);
     builder.add_all(completion, "completion");
-    builder.result().names_weights |= std::find(builder.result().learnt.begin(), builder.result().learnt.end(),
-                                                false) != builder.result().learnt.end();
+    builder.result().names_weights |= std::find(builder.result().in_loss.begin(), builder.result().in_loss.end(),
+                                                false) != builder.result().in_loss.end();
     for (const Json* part : {&prompt, &completion})
         for (const Json& message : *part) messages.push_back(copied(message, "prompt"));
     builder.keep_row(row, messages, {"prompt", "completion", "system"});

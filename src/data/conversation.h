@@ -14,9 +14,9 @@ namespace unsloth::data {
 /// A conversation, and which of its assistant turns are trained.
 struct WeightedConversation {
     Conversation conversation;
-    std::vector<bool> learnt;  ///< of each assistant turn, in order
+    std::vector<bool> in_loss;  ///< of each assistant turn, in order
     bool names_weights =
-        false;  ///< some message says if it is trained: `learnt` must be matched with the encoder's spans
+        false;  ///< some message says if it is trained: `in_loss` must be matched with the encoder's spans
 };
 
 /// "user", "assistant", "system" or "tool" for a speaker of ShareGPT's; BadRow, which begins with `where`, for others.

@@ -149,8 +149,8 @@ int64_t Dataset::targets(int64_t i) const {
 
 int64_t Dataset::first_targets(int64_t i) const {
     const Sample row = sample(i);
-    const auto behind = row.labels.begin() + listed(row.segments, row.ids.size()).front().length;
-    return std::count_if(row.labels.begin() + 1, behind, [](int32_t label) { return label != ignore_label; });
+    const auto end = row.labels.begin() + listed(row.segments, row.ids.size()).front().length;
+    return std::count_if(row.labels.begin() + 1, end, [](int32_t label) { return label != ignore_label; });
 }
 
 Dataset Dataset::subset(const std::vector<int64_t>& places) const {
@@ -249,7 +249,7 @@ Dataset Dataset::with_shared_prompts() const {
     return of(std::move(part));
 }
 
-Dataset Dataset::with_learnt_prompts() const {
+Dataset Dataset::with_trained_prompts() const {
     StorePart part;
     for (int64_t i = 0; i < size(); ++i) {
         const RowRecord& record = store_->record(rows_[static_cast<std::size_t>(i)]);

@@ -39,8 +39,8 @@ FormattedRow RowFormatter::decision(const nlohmann::ordered_json& row) const {
                      "A row of a decision is {input, question: {type, instructions, choices or levels}, answer or "
                      "probabilities}; input and question are as /v1/decisions has them."};
     }
-    const auto likeliest = std::ranges::max_element(options.shares) - options.shares.begin();
-    row_of_ids.ids.push_back(options.ids[static_cast<std::size_t>(likeliest)]);
+    const auto most_likely = std::ranges::max_element(options.shares) - options.shares.begin();
+    row_of_ids.ids.push_back(options.ids[static_cast<std::size_t>(most_likely)]);
     const auto size = static_cast<int64_t>(row_of_ids.ids.size()), limit = options_.max_seq_length;
     if (limit > 0 && size > limit && options_.long_rows != config::LongRows::drop)
         throw BadRow{"data.row-too-long",

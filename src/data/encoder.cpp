@@ -173,7 +173,7 @@ class TokenizerEncoder : public RowEncoder {
 EncodedRow RowEncoder::whole_conversation(const Conversation& conversation) const {
     if (!conversation.uses_tools) return messages(conversation.turns);
     throw Error("template.omits-content", "the row uses tools, which this chat template does not render",
-                "Leave out tools, tool_calls and messages of role tool, or write them into the contents.");
+                "Remove tools, tool_calls and messages of role tool, or write them into the contents.");
 }
 
 openai::DecisionPrompt RowEncoder::decision(const openai::DecisionExample&) const {

@@ -185,11 +185,11 @@ void RowFormatter::require_encoder() const {
 FormattedRow RowFormatter::answer(const Json& row, const std::filesystem::path& folder) const {
     if (has_image_places(row)) return with_images(row, folder);
     const Json& completion = required(row, "completion", format_);
-    std::vector<bool> learnt;
+    std::vector<bool> in_loss;
     if (!is_ids(completion)) {
         require_encoder();
-        EncodedRow ids = encode_prompt_completion(row, learnt);
-        return encoded(std::move(ids), learnt);
+        EncodedRow ids = encode_prompt_completion(row, in_loss);
+        return encoded(std::move(ids), in_loss);
     }
     EncodedRow ids;
     ids.ids = integers(required(row, "prompt", format_), "prompt");
@@ -200,19 +200,19 @@ FormattedRow RowFormatter::answer(const Json& row, const std::filesystem::path& 
 }
 
 FormattedRow RowFormatter::supervised(const Json& row) const {
-    std::vector<bool> learnt;
+    std::vector<bool> in_loss;
     switch (format_) {
         case config::DataFormat::tokenized:
             return tokenized(row);
         case config::DataFormat::alpaca: {
-            EncodedRow ids = encode_instruction(row, learnt);
-            return encoded(std::move(ids), learnt);
+            EncodedRow ids = encode_instruction(row, in_loss);
+            return encoded(std::move(ids), in_loss);
         }
         case config::DataFormat::prompt_completion:
         case config::DataFormat::messages:
         case config::DataFormat::sharegpt: {
-            EncodedRow ids = conversation(row, learnt);
-            return encoded(std::move(ids), learnt);
+            EncodedRow ids = conversation(row, in_loss);
+            return encoded(std::move(ids), in_loss);
         }
         case config::DataFormat::text: {
             EncodedRow ids = encoder_->text(as_string(required(row, "text", format_), "column \"text\""));
@@ -228,11 +228,11 @@ FormattedRow RowFormatter::supervised(const Json& row) const {
 }
 
 /// A row of messages, or of a prompt and a completion.
-EncodedRow RowFormatter::conversation(const Json& row, std::vector<bool>& learnt) const {
-    if (format_ == config::DataFormat::prompt_completion) return encode_prompt_completion(row, learnt);
+EncodedRow RowFormatter::conversation(const Json& row, std::vector<bool>& in_loss) const {
+    if (format_ == config::DataFormat::prompt_completion) return encode_prompt_completion(row, in_loss);
     const bool openai = format_ == config::DataFormat::messages;
     EncodedRow ids =
-        encode_conversation(openai ? openai_conversation(row, reads()) : sharegpt_conversation(row, reads()), learnt);
+        encode_conversation(openai ? openai_conversation(row, reads()) : sharegpt_conversation(row, reads()), in_loss);
     ids.doubts |= unread_columns(row, {"system", "tools"});
     return ids;
 }
@@ -241,7 +241,7 @@ std::function<bool(std::string_view)> RowFormatter::reads() const {
     return [this](std::string_view column) { return column != provenance_column && encoder_->reads(column); };
 }
 
-EncodedRow RowFormatter::encode_instruction(const Json& row, std::vector<bool>& learnt) const {
+EncodedRow RowFormatter::encode_instruction(const Json& row, std::vector<bool>& in_loss) const {
     const auto of_sections = [&] {
         for (const char* column : {"history", "tools"})
             if (says_something(row, column))
@@ -256,39 +256,39 @@ EncodedRow RowFormatter::encode_instruction(const Json& row, std::vector<bool>& 
         return encoder_->alpaca(fields);
     };
     const bool talks = encoder_->instruction_form() == InstructionForm::conversation;
-    EncodedRow ids = talks ? encode_conversation(alpaca_conversation(row, reads()), learnt) : of_sections();
+    EncodedRow ids = talks ? encode_conversation(alpaca_conversation(row, reads()), in_loss) : of_sections();
     ids.doubts |= unread_columns(row, {"system", "history", "tools"});
     return ids;
 }
 
-EncodedRow RowFormatter::encode_prompt_completion(const Json& row, std::vector<bool>& learnt) const {
+EncodedRow RowFormatter::encode_prompt_completion(const Json& row, std::vector<bool>& in_loss) const {
     const Json& prompt = required(row, "prompt", format_);
     const Json& completion = required(row, "completion", format_);
     const bool talks = holds_messages(prompt) || holds_messages(completion);
-    EncodedRow ids = talks ? encode_conversation(prompt_completion_conversation(row, reads()), learnt)
+    EncodedRow ids = talks ? encode_conversation(prompt_completion_conversation(row, reads()), in_loss)
                            : encoder_->prompt_completion(as_string(prompt, "column \"prompt\""),
                                                          as_string(completion, "column \"completion\""));
     ids.doubts |= talks ? unread_columns(row, {"system", "tools"}) : unread_columns(row, {});
     return ids;
 }
 
-/// `learnt`: whether each trained span still counts for the loss; empty: all do.
-EncodedRow RowFormatter::encode_conversation(WeightedConversation row, std::vector<bool>& learnt) const {
+/// `in_loss`: whether each trained span still counts for the loss; empty: all do.
+EncodedRow RowFormatter::encode_conversation(WeightedConversation row, std::vector<bool>& in_loss) const {
     const Conversation& conversation = row.conversation;
     EncodedRow ids =
         conversation.row ? encoder_->whole_conversation(conversation) : encoder_->messages(conversation.turns);
     if (!row.names_weights && !options_.train_on_last_turn_only) return ids;
-    if (ids.trained.size() != row.learnt.size())
+    if (ids.trained.size() != row.in_loss.size())
         throw BadRow{"template.unclear-turns",
-                     cat("the chat template marks ", ids.trained.size(), " of the ", row.learnt.size(),
+                     cat("the chat template marks ", ids.trained.size(), " of the ", row.in_loss.size(),
                          " assistant turns as trained: weights of messages cannot be matched with them"),
-                     "Leave out the weights and data.train_on_last_turn_only, or choose another data.template."};
-    learnt = std::move(row.learnt);
-    if (options_.train_on_last_turn_only && !learnt.empty()) std::fill(learnt.begin(), learnt.end() - 1, false);
+                     "Remove the weights and data.train_on_last_turn_only, or choose another data.template."};
+    in_loss = std::move(row.in_loss);
+    if (options_.train_on_last_turn_only && !in_loss.empty()) std::fill(in_loss.begin(), in_loss.end() - 1, false);
     return ids;
 }
 
-FormattedRow RowFormatter::encoded(EncodedRow row, const std::vector<bool>& learnt) const {
+FormattedRow RowFormatter::encoded(EncodedRow row, const std::vector<bool>& in_loss) const {
     if (row.ids.empty()) throw BadRow{"data.empty-row", "the row gives no tokens", ""};
     FormattedRow result;
     result.ids = std::move(row.ids);
@@ -301,7 +301,7 @@ FormattedRow RowFormatter::encoded(EncodedRow row, const std::vector<bool>& lear
         const auto [begin, end] = row.trained[span];
         UNSLOTH_CHECK(0 <= begin && begin <= end && end <= static_cast<int32_t>(result.ids.size()), "trained span [",
                       begin, ", ", end, ") of ", result.ids.size(), " tokens");
-        if (learnt.empty() || learnt[span])
+        if (in_loss.empty() || in_loss[span])
             std::copy(result.ids.begin() + begin, result.ids.begin() + end, result.labels.begin() + begin);
         else
             std::fill(result.labels.begin() + begin, result.labels.begin() + end, ignore_label);

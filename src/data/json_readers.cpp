@@ -46,7 +46,7 @@ class JsonArray : public RowReader {
         if (next == ',' && !first_) {
             window_.skip(1);
             next = peek();
-            if (next == ']') refuse("a comma stands before the closing bracket");
+            if (next == ']') refuse("there is a comma before the closing bracket");
         } else if (next != ']' && !first_) {
             refuse("expected a comma or the closing bracket after an element");
         }

@@ -276,8 +276,8 @@ std::vector<int64_t> StepLoader::rows_of_steps(int64_t first, int64_t last) {
         const int64_t last_round = std::min(round + options_.gradient_accumulation_steps, rounds_per_epoch());
         const int64_t end = round_places(last_round - 1).second;
         for (int64_t place = round_places(round).first; place < end; ++place) {
-            const auto [begin, behind] = unit_at(place);
-            rows.insert(members_.begin() + begin, members_.begin() + behind);
+            const auto [unit_begin, unit_end] = unit_at(place);
+            rows.insert(members_.begin() + unit_begin, members_.begin() + unit_end);
         }
     }
     return {rows.begin(), rows.end()};

@@ -103,12 +103,12 @@ Json implicit_prompt(const Json& row, Kind kind, Json& chosen, Json& rejected, c
         if (size_of(first ? chosen : rejected) == end)
             throw BadRow{"data.no-prompt",
                          cat("the row has no prompt, and the ", first ? "chosen" : "rejected",
-                             " answer is what the other one begins with: where the prompt ends cannot be told"),
+                             " answer is what the other one begins with: where the prompt ends is unknown"),
                          "Add a column prompt."};
     if (kind == Kind::messages) require_answers(chosen, rejected, end);
-    const auto cut = [&](const Json& whole, std::size_t begin, std::size_t behind) -> Json {
-        if (!texts) return elements(whole, begin, behind);
-        return whole.get_ref<const std::string&>().substr(begin, behind - begin);
+    const auto cut = [&](const Json& whole, std::size_t begin, std::size_t cut_end) -> Json {
+        if (!texts) return elements(whole, begin, cut_end);
+        return whole.get_ref<const std::string&>().substr(begin, cut_end - begin);
     };
     Json prompt = cut(chosen, 0, end);
     chosen = cut(chosen, end, size_of(chosen));
@@ -198,10 +198,10 @@ Pair pair_of(const Json& given, const CommonPrompt& common_prompt) {
         throw BadRow{"data.pair-mismatch",
                      "the chosen and the rejected answer are the same: there is nothing to prefer", ""};
     Json prompt = holds(row, "prompt") ? value_of(row, "prompt") : Json();
-    const bool text_beside_messages = kind == Kind::messages && prompt.is_string();
-    if (prompt.is_null() || (text_beside_messages && common_elements(chosen, rejected) > 0)) {
+    const bool text_with_messages = kind == Kind::messages && prompt.is_string();
+    if (prompt.is_null() || (text_with_messages && common_elements(chosen, rejected) > 0)) {
         prompt = implicit_prompt(row, kind, chosen, rejected, common_prompt);
-    } else if (text_beside_messages) {
+    } else if (text_with_messages) {
         prompt = Json::array({Json{{"role", "user"}, {"content", prompt}}});
     } else if (kind != kind_of(prompt, "prompt")) {
         throw BadRow{"data.pair-mismatch", "\"prompt\" is of another kind than the answers",
@@ -269,9 +269,9 @@ FormattedRow RowFormatter::instructed(const Json& row, const char* column) const
     one["output"] = required(row, column, format_);
     if (says_nothing(one["output"]))
         throw BadRow{"data.empty-answer", cat("the ", column, " answer is empty"), "An answer must say something."};
-    std::vector<bool> learnt;
-    EncodedRow ids = encode_instruction(one, learnt);
-    return encoded(std::move(ids), learnt);
+    std::vector<bool> in_loss;
+    EncodedRow ids = encode_instruction(one, in_loss);
+    return encoded(std::move(ids), in_loss);
 }
 
 RowFormatter RowFormatter::without_bounds() const {

@@ -179,9 +179,9 @@ nlohmann::ordered_json parse_row(std::string_view text) {
         row = tokenizer::parse_ordered(text);
     } catch (const JsonRefusal& refusal) {
         if (refusal.cause != JsonRefusal::Cause::syntax) throw BadRow{refusal.id(), refusal.words, ""};
-        const SyntaxMistake mistake = find_json_mistake(text);
+        const SyntaxError error = find_json_error(text);
         throw BadRow{"data.row-syntax",
-                     cat("not valid JSON: column ", place_of(text, mistake.at).column, ": ", mistake.words),
+                     cat("not valid JSON: column ", place_of(text, error.at).column, ": ", error.words),
                      "Each line must be one whole JSON object."};
     }
     if (!row.is_object())

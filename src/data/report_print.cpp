@@ -125,8 +125,8 @@ std::string images_text(const Sample& sample) {
 std::string samples_text(const DataReport& report, const tokenizer::Tokenizer* tokenizer, Marks marks) {
     if (report.samples.empty()) return {};
     std::string text = marks == Marks::colour
-                           ? "Rows as the model sees them: what is trained is green, what is masked is faint.\n"
-                           : "Rows as the model sees them: what is trained is between \u27e6 and \u27e7.\n";
+                           ? "Rows as the model sees them: loss tokens are green, masked ones faint.\n"
+                           : "Rows as the model sees them: loss tokens are between \u27e6 and \u27e7.\n";
     for (const auto& [set, sample] : report.samples) {
         int64_t trained = 0;
         for (const auto& [begin, end] : target_ranges(sample)) trained += end - begin;
@@ -210,7 +210,7 @@ std::string report_text(const DataReport& report, const tokenizer::Tokenizer* to
     const int64_t dropped = report.train.bad + report.train.masked +
                             (report.eval && !report.eval->held_out ? report.eval->bad + report.eval->masked : 0);
     if (!report.refusal.empty() && report.steps && dropped > 0)
-        text += cat("  The figures are those of a run with data.skip_invalid: true, which leaves out ",
+        text += cat("  The figures are those of a run with data.skip_invalid: true, which drops ",
                     dropped == 1 ? "this row.\n" : cat("these ", grouped(dropped), " rows.\n"));
     return text.starts_with('\n') ? text.substr(1) : text;
 }

@@ -212,19 +212,19 @@ FormattedRow RowFormatter::with_images(Json row, const std::filesystem::path& fo
         const images::Grid grid = images::grid_of(vision.processor, size_of(source));
         images.push_back({.grid_h = grid.height, .grid_w = grid.width});
     }
-    std::vector<bool> learnt;
+    std::vector<bool> in_loss;
     const bool learns_text = config::traits_of(options_.objective).examples == config::ExampleKind::targets;
-    EncodedRow ids = learns_text ? conversation(row, learnt) : encode_prompt_completion(row, learnt);
+    EncodedRow ids = learns_text ? conversation(row, in_loss) : encode_prompt_completion(row, in_loss);
     expand_images(ids, std::move(images), vision);
     std::size_t answer = 0;  // earlier turns of the prompt are not trained
-    while (answer < learnt.size() && !learnt[answer]) ++answer;
+    while (answer < in_loss.size() && !in_loss[answer]) ++answer;
     if (!learns_text && answer < ids.trained.size() && ids.images.back().first >= ids.trained[answer].first)
         throw BadRow{"data.wrong-objective",
                      cat("the answer has an image, which training.objective ",
                          config::traits_of(options_.objective).name, " does not compare"),
                      "Images are part of the prompt, which both answers share."};
     ids.sources = std::move(sources);
-    return encoded(std::move(ids), learnt);
+    return encoded(std::move(ids), in_loss);
 }
 
 /// Drops the images after the end of a row that was cut; none may be cut itself.

@@ -27,10 +27,10 @@ Segments segments_at_zero(const std::vector<int32_t>& positions) {
 
 Segments cut(const Segments& segments, std::size_t begin, std::size_t end) {
     Segments parts;
-    const auto first = static_cast<int32_t>(begin), behind = static_cast<int32_t>(end);
+    const auto first = static_cast<int32_t>(begin), last = static_cast<int32_t>(end);
     for (const Segment& segment : segments) {
         UNSLOTH_CHECK(segment.shared == 0, "segments that share tokens are not cut");
-        const int32_t from = std::max(segment.begin, first), to = std::min(segment.end(), behind);
+        const int32_t from = std::max(segment.begin, first), to = std::min(segment.end(), last);
         if (from < to) parts.push_back({from - first, to - from});
     }
     if (parts.size() < 2) parts.clear();

@@ -315,9 +315,9 @@ void check_column_names(const SourceFiles& source, ReaderOptions options) {
 /// A run opens a file several times where it trains and evaluates on slices of it, and says once what is in it.
 void log_once(const std::string& text) {
     static std::mutex mutex;
-    static std::set<std::string> told;
+    static std::set<std::string> logged;
     const std::lock_guard lock(mutex);
-    if (told.insert(text).second) log::info(text);
+    if (logged.insert(text).second) log::info(text);
 }
 
 }  // namespace

@@ -100,7 +100,7 @@ Error Dataset::Store::damaged(const RowRecord& row, const char* what) const {
     return Error("data.damaged-file",
                  cat(file.path().string(), ": this file of the cache is damaged: ", what, row.source_row,
                      " are not among its tokens"),
-                 "Delete the file: it is made again.");
+                 "Delete the file: it will be created again.");
 }
 
 Segments Dataset::Store::copy_segments(const RowRecord& row, const int32_t* next) const {
@@ -116,9 +116,9 @@ Segments Dataset::Store::copy_segments(const RowRecord& row, const int32_t* next
 }
 
 OptionTokens Dataset::Store::copy_options(const RowRecord& row, const int32_t*& next) const {
-    const int64_t behind = words.data() + words.size() - next - 1;
+    const int64_t left = words.data() + words.size() - next - 1;
     const int32_t count = *next++;
-    if (count < 1 || count > behind / 2) throw damaged(row, "the options of row ");
+    if (count < 1 || count > left / 2) throw damaged(row, "the options of row ");
     OptionTokens options{{next, next + count}, {}};
     for (int32_t i = 0; i < count; ++i) options.shares.push_back(std::bit_cast<float>(next[count + i]));
     next += int64_t{2} * count;
@@ -156,8 +156,8 @@ void Dataset::Store::copy_images(const RowRecord& row, const int32_t* next, Samp
 /// How many runs of trained tokens follow. A file's checksums keep accidents out, but the file may be anyone's: nothing
 /// outside of it is read.
 int32_t Dataset::Store::runs_at(const RowRecord& row, const int32_t* next) const {
-    const int64_t behind = words.data() + words.size() - next - 1 - row.words_behind_labels();
-    if (*next < 0 || *next > behind / 2) throw damaged(row, "the trained tokens of row ");
+    const int64_t left = words.data() + words.size() - next - 1 - row.words_after_labels();
+    if (*next < 0 || *next > left / 2) throw damaged(row, "the trained tokens of row ");
     return *next;
 }
 

@@ -41,7 +41,7 @@ struct RowRecord {
     int64_t piece() const { return flags >> piece_shift; }
     bool has(Flag flag) const { return (flags & flag) != 0; }
     /// After its ids and labels.
-    int64_t words_behind_labels() const {
+    int64_t words_after_labels() const {
         return (has(given_positions) ? length : 0) + (has(given_segments) ? words_of_segment * segments : 0) +
                (has(given_options) ? 1 : 0) + (has(given_images) ? 1 : 0);
     }

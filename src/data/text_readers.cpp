@@ -30,7 +30,7 @@ std::vector<std::string> split_fields(std::string_view record, char delimiter) {
                 if (at < record.size() && record[at] == '"') field += '"', quote = at;
             } while (quote == at);
             if (at < record.size() && record[at] != delimiter)
-                throw BadRow{"data.row-syntax", cat("field ", fields.size() + 1, " goes on behind its closing quote"),
+                throw BadRow{"data.row-syntax", cat("field ", fields.size() + 1, " continues after its closing quote"),
                              "A quote in a quoted field is written twice."};
         } else {
             const std::size_t end = std::min(record.find(delimiter, at), record.size());

@@ -29,7 +29,7 @@ void warn_of_shared_rows(const Dataset& eval, const Dataset& train, const std::v
     log::warning(
         "data.eval_file", sources.size() > 1 ? "s" : "", names, " holds the training rows",
         shared < rows ? cat(" in ", shared, " of its ", rows, " rows") : "",
-        ": the evaluation says how well they are remembered, not what was learnt; data.val_size holds rows out");
+        ": the evaluation says how well they are remembered, not what was learned; data.val_size holds rows out");
 }
 
 void refuse_augmented(const DatasetStats& stats) {
@@ -150,7 +150,7 @@ TrainingData load_training_data(const config::Config& config, const ModelLimits&
     if (data.drop_duplicates) {
         result.train = result.train.without_duplicates();
         if (const int64_t dropped = result.train.stats().duplicate_rows; dropped > 0 && choices.log_warnings)
-            log::info("left out ", dropped, " training rows that are those of an earlier row (data.drop_duplicates)");
+            log::info("dropped ", dropped, " duplicate training examples (data.drop_duplicates)");
     }
     if (set_aside) std::tie(result.train, result.masked_train) = result.train.by_targets();
     const std::vector<config::DataSource> evaluated = evaluation_sources(data);

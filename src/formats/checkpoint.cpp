@@ -183,7 +183,7 @@ void Checkpoint::open_shards(const fs::path& index) {
             throw Error(
                 "checkpoint.bad-index",
                 cat(index.string(), ": tensor '", name, "' should be in ", shard, ", but ",
-                    tensor == nullptr ? "is in no shard" : "lies in " + tensor->file->path().filename().string()));
+                    tensor == nullptr ? "is in no shard" : "is in " + tensor->file->path().filename().string()));
     }
 }
 
@@ -191,7 +191,7 @@ void Checkpoint::add_tensors_of(const SafetensorsFile& file) {
     for (const TensorView& tensor : file.tensors()) {
         const auto [it, is_new] = tensors_.emplace(tensor.name, &tensor);
         if (!is_new)
-            throw Error("checkpoint.bad-index", cat(file.path().string(), ": tensor '", tensor.name, "' also lies in ",
+            throw Error("checkpoint.bad-index", cat(file.path().string(), ": tensor '", tensor.name, "' is also in ",
                                                     it->second->file->path().string()));
         total_bytes_ += tensor.data.size();
     }

@@ -9,6 +9,7 @@
 #include "formats/experts_layout.h"
 #include "formats/plain_tensor.h"
 #include "formats/problem_list.h"
+#include "formats/vision_rules.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/log.h"
 #include "unsloth/formats/peft.h"
@@ -39,19 +40,11 @@ class Resolver {
   private:
     std::vector<TensorSource> resolve_vision() {
         std::vector<TensorSource> sources;
-        if (!spec_.vision) return sources;
-        const std::vector<spec::VisionTensor> tensors = spec::vision_tensors(*spec_.vision);
-        const char* const root = spec_.vision->tiles ? "" : "visual.";
-        const bool within = checkpoint_.find(cat("model.", root, tensors.front().name)) != nullptr;
-        for (const spec::VisionTensor& tensor : tensors) {
-            const bool matrix = spec::holds_products(tensor);
-            sources.push_back(resolve_rule({cat(within ? "model." : "", root, tensor.name),
-                                            matrix ? spec::TensorRole::linear : spec::TensorRole::bias,
-                                            {-1},
-                                            tensor.shape,
-                                            matrix}));
-            std::vector<int64_t>& shape = sources.back().rule.shape;
-            for (; shape.size() > 2; shape.pop_back()) shape[shape.size() - 2] *= shape.back();
+        const std::vector<spec::TensorRule> names = vision_rules(spec_, /*within=*/true);
+        const bool within = !names.empty() && checkpoint_.find(names.front().hf_name) != nullptr;
+        for (spec::TensorRule& rule : vision_rules(spec_, within)) {
+            sources.push_back(resolve_rule(std::move(rule)));
+            flatten_shape(sources.back().rule.shape);
         }
         return sources;
     }

@@ -7,6 +7,7 @@
 
 #include "formats/experts_layout.h"
 #include "formats/json.h"
+#include "formats/tensor_floats.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
 #include "unsloth/core/half.h"
@@ -14,13 +15,6 @@
 
 namespace unsloth::formats {
 namespace {
-
-std::vector<float> floats_of(const TensorView& tensor) {
-    std::vector<float> values(static_cast<std::size_t>(tensor.elements()));
-    spec::convert_to_f32(tensor.dtype, tensor.data.data(), tensor.elements(), values.data());
-    tensor.drop();
-    return values;
-}
 
 /// Whose adapter a matrix has: experts share one, of all that are in a layer.
 spec::LinearId adapted_of(spec::LinearId id) {
@@ -261,38 +255,6 @@ MergedTensor MergedModel::open(const spec::TensorRule& rule) const {
     tensor.b_ = floats_of(b);
     if (lora.dora) tensor.magnitude_ = floats_of(adapter_->magnitude(rule.id));
     return tensor;
-}
-
-/// Of a tower's linear; nullptr: it has none.
-const spec::TowerLora* MergedModel::adapter_of(const TensorView& other) const {
-    if (adapter_ == nullptr) return nullptr;
-    const auto is_it = [&](const spec::TowerLora& linear) {  // alone, or below another module
-        const std::string weight = linear.name() + ".weight";
-        return other.name == weight || other.name.ends_with("." + weight);
-    };
-    const auto adapted = std::ranges::find_if(adapter_->tower, is_it);
-    if (adapted == adapter_->tower.end()) return nullptr;
-    if (other.shape != std::vector<int64_t>{adapted->n, adapted->k} || !spec::is_floating(other.dtype))
-        throw Error("model.unsupported", cat(other.name, ": is quantised, and the adapter changes it"),
-                    "Merge into the 16-bit model.");
-    return &*adapted;
-}
-
-TensorDecl MergedModel::declare_other(const TensorView& other, spec::DType type) const {
-    return {other.name, adapter_of(other) != nullptr ? type : other.dtype, other.shape};
-}
-
-void MergedModel::append_other(SafetensorsWriter& writer, const TensorView& other, spec::DType type) const {
-    const spec::TowerLora* const adapter = adapter_of(other);
-    if (adapter == nullptr) return writer.append(other.name, other.data);
-    std::vector<float> values = floats_of(other);
-    const std::vector<float> a = floats_of(adapter_->file.at(tower_lora_a_name(*adapter))),
-                             b = floats_of(adapter_->file.at(tower_lora_b_name(*adapter)));
-    add_low_rank(b.data(), a.data(), adapter->lora.r, static_cast<float>(adapter->lora.scale), adapter->n, adapter->k,
-                 values.data());
-    std::vector<std::byte> bytes(values.size() * spec::size_of(type));
-    spec::convert_from_f32(type, values.data(), adapter->n * adapter->k, bytes.data());
-    writer.append(other.name, bytes);
 }
 
 int64_t MergedModel::changed_tensors() const {

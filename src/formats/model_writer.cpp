@@ -1,7 +1,6 @@
 #include "unsloth/formats/model_writer.h"
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
 #include <iterator>
 #include <map>
@@ -10,6 +9,7 @@
 
 #include "formats/experts_layout.h"
 #include "formats/families/family.h"
+#include "formats/values_fit.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
 #include "unsloth/core/interrupt.h"
@@ -27,21 +27,6 @@ namespace {
 constexpr int64_t slab_bytes = 8 << 20;      // of one tensor's stored form
 constexpr int64_t piece_elements = 1 << 15;  // that a thread computes at a time: 128 KiB stay in a core's cache
 
-/// Bits of positive floats are ordered as the floats are, with NaNs above infinity: one comparison finds both.
-void require_values_fit(const float* values, int64_t n, spec::DType type, const std::string& name) {
-    uint32_t largest = 0;
-    for (int64_t i = 0; i < n; ++i) largest = std::max(largest, std::bit_cast<uint32_t>(values[i]) & 0x7FFFFFFFU);
-    if (largest < spec::first_infinite(type)) return;
-    const float value = std::bit_cast<float>(largest);
-    if (largest >= 0x7F800000U)
-        throw Error("checkpoint.not-finite",
-                    cat("tensor '", name, "' would hold a value that is not finite (", value, ")"),
-                    "The base or the adapter is damaged, or its training diverged.");
-    throw Error("checkpoint.too-large-value",
-                cat("tensor '", name, "' would hold ", value, ", which is too large for ", name_of(type)),
-                "Write another type: --dtype bf16 or fp32.");
-}
-
 class Writer {
   public:
     Writer(const MergedModel& model, const std::filesystem::path& folder, const ModelWriteOptions& options)
@@ -50,7 +35,8 @@ class Writer {
           options_(options),
           type_(resolve_weight_type(options.type, model.spec())),
           dtype_(storage_dtype(options.type, model.spec())),
-          stored_(stored_tensors(model.spec(), model.tensors())) {}
+          stored_(stored_tensors(model.spec(), model.tensors())),
+          others_(model.others(keeps_4bit())) {}
 
     WrittenModel write() {
         std::vector<std::size_t> sizes;
@@ -60,16 +46,10 @@ class Writer {
             sizes.push_back(bytes);
             written_.tensor_bytes += bytes;
         }
-        for (const TensorView* const other : model_.others()) {
-            if (other->dtype == spec::DType::u8 || other->dtype == spec::DType::i8)
-                throw Error("model.unsupported",
-                            cat(other->name, ": is quantised, and a part of the model that is written as it is"),
-                            "Merge into the 16-bit model.");
-            written_.tensor_bytes += model_.declare_other(*other, dtype_).bytes();
-        }
+        for (const OtherTensor& other : others_) written_.tensor_bytes += other.declare(dtype_).bytes();
         require_space();
         const auto shards = split_into_shards(sizes, options_.shard_bytes);
-        written_.files = shards.size() + (model_.others().empty() ? 0 : 1);
+        written_.files = shards.size() + (others_.empty() ? 0 : 1);
         for (std::size_t i = 0; i < shards.size(); ++i) write_shard(shards[i], shard_file_name(i, written_.files));
         if (written_.files > shards.size()) write_others(shard_file_name(shards.size(), written_.files));
         if (written_.files > 1)
@@ -79,6 +59,8 @@ class Writer {
     }
 
   private:
+    bool keeps_4bit() const { return spec::is_4bit(type_); }  ///< of other parts of the model
+
     /// How this tensor is stored: as it is named, else quantised types are for the linears of the layers alone.
     spec::WeightType type_of(const spec::TensorRule& rule) const {
         if (rule.role == spec::TensorRole::linear && options_.linears != spec::WeightType::automatic)
@@ -180,20 +162,30 @@ class Writer {
         writer.finish();
     }
 
-    /// Other parts of the model, as stored, or with an adapter of the tower's.
+    /// Other parts of the model.
     void write_others(const std::string& file) {
         std::vector<TensorDecl> declared;
-        for (const TensorView* const other : model_.others()) {
-            where_[other->name] = file;
-            declared.push_back(model_.declare_other(*other, dtype_));
+        for (const OtherTensor& other : others_) {
+            declared.push_back(other.declare(dtype_));
+            where_[declared.back().name] = file;
         }
         SafetensorsWriter writer(folder_ / file, std::move(declared));
-        for (const TensorView* const other : model_.others()) {
+        for (const OtherTensor& other : others_) {
             stop_if_interrupted();
-            model_.append_other(writer, *other, dtype_);
-            other->drop();
+            write_other(writer, other);
         }
         writer.finish();
+    }
+
+    void write_other(SafetensorsWriter& writer, const OtherTensor& other) const {
+        const std::string& name = other.stored().name;
+        if (other.as_stored()) return writer.append(name, other.stored().data), other.stored().drop();
+        const std::vector<float> values = other.read_f32();
+        const auto count = static_cast<int64_t>(values.size());
+        require_values_fit(values.data(), count, dtype_, name);
+        std::vector<std::byte> bytes(values.size() * spec::size_of(dtype_));
+        spec::convert_from_f32(dtype_, values.data(), count, bytes.data());
+        writer.append(name, bytes);
     }
 
     void write_tensor(SafetensorsWriter& writer, const spec::TensorRule& rule) const {
@@ -355,10 +347,7 @@ class Writer {
         QuantizationConfig config;
         config.bnb_4bit_compute_dtype = name_of(dtype_);
         if (in_fp4 > in_nf4) config.bnb_4bit_quant_type = "fp4";
-        // The tower is written as it was.
-        const auto is_quantised = [](const TensorSource& source) { return source.plain() == nullptr; };
-        if (model_.spec().vision && std::ranges::none_of(model_.base().tensors.vision, is_quantised))
-            std::ranges::move(tower_modules(*model_.spec().vision), std::back_inserter(plain));
+        std::ranges::move(model_.plain_tower_modules(keeps_4bit()), std::back_inserter(plain));
         // A list in the configuration replaces the default list of skipped modules.
         if (!plain.empty() || !head_is_plain) {
             if (head_is_plain) plain.emplace_back("lm_head");
@@ -386,6 +375,7 @@ class Writer {
     spec::WeightType type_;
     spec::DType dtype_;
     std::vector<StoredTensor> stored_;
+    std::vector<OtherTensor> others_;
     std::map<std::string, std::string> where_;
     WrittenModel written_;
 };

@@ -222,6 +222,11 @@ class RandomModelWriter {
         });
     }
 
+    static float constant_of(const spec::TensorRule& rule) {
+        const bool of_net = rule.role == spec::TensorRole::delta_norm || rule.role == spec::TensorRole::delta_dt_bias;
+        return spec::is_norm(rule.role) ? 1.0F - rule.offset : of_net ? 1.0F : 0.0F;
+    }
+
     void write_values(SafetensorsWriter& writer, const spec::TensorRule& rule, uint32_t tensor) const {
         const int64_t count =
             std::accumulate(rule.shape.begin(), rule.shape.end(), int64_t{1}, std::multiplies<int64_t>());
@@ -229,10 +234,14 @@ class RandomModelWriter {
         const Draws draws{model_.seed, tensor, normal_values};
         write_pieces(writer, rule.hf_name, count, spec::size_of(dtype),
                      [&](int64_t begin, int64_t end, std::byte* out) {
-                         std::vector<float> values(static_cast<std::size_t>(end - begin),
-                                                   spec::is_norm(rule.role) ? 1.0F - rule.offset : 0.0F);
-                         if (rule.may_be_quantised || rule.role == spec::TensorRole::router)
+                         std::vector<float> values(static_cast<std::size_t>(end - begin), constant_of(rule));
+                         if (rule.may_be_quantised || rule.role == spec::TensorRole::router ||
+                             rule.role == spec::TensorRole::delta_conv)
                              fill_normal(draws, begin, end, values.data());
+                         if (rule.role == spec::TensorRole::delta_a_log)  // paces up to 16, evenly
+                             for (int64_t i = begin; i < end; ++i)
+                                 values[static_cast<std::size_t>(i - begin)] =
+                                     std::log(16.0F * (static_cast<float>(i) + 0.5F) / static_cast<float>(count));
                          spec::convert_from_f32(dtype, values.data(), end - begin, out);
                      });
     }

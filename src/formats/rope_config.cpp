@@ -75,7 +75,8 @@ void read_rope_options(const JsonReader& rope, const spec::ModelSpec& spec, spec
     read_rotated_share(rope, family, out);
     if (family.query_beta) out.query_beta = rope.number("llama_4_scaling_beta").value_or(out.query_beta);
     if (const auto theta = rope.number("rope_theta")) out.theta = *theta;
-    if (family.axes != Family::Axes::none && !out.by_axes()) read_sections(rope, spec, out);
+    if (family.axes != Family::Axes::none && !out.by_axes() && (family.axes_required || rope.has("mrope_section")))
+        read_sections(rope, spec, out);
     if (out.by_axes() && out.by_length())
         rope["rope_type"].refuse("a type that does not depend on the length, together with mrope_section");
     if (out.type == Type::standard) return;
@@ -130,7 +131,8 @@ void read_rope(const JsonReader& config, spec::ModelSpec& spec) {
         read_rope_options(*rope, spec, spec.ropes.front(), config.integer(original_length_key));
         return;
     }
-    if (family.axes != Family::Axes::none) config["rope_scaling"].refuse("an object with mrope_section");
+    if (family.axes != Family::Axes::none && family.axes_required)
+        config["rope_scaling"].refuse("an object with mrope_section");
 }
 
 }  // namespace unsloth::formats

@@ -101,7 +101,7 @@ RunState read_run_state(const std::filesystem::path& folder) {
     if (json["version"].integer() < version)
         throw Error("checkpoint.other-version",
                     cat(source, ": format ", json["version"].integer(),
-                        " does not say which labels were trained, so that going on cannot be checked"),
+                        " does not say which labels were trained, so that resuming cannot be checked"),
                     "Start a new run from its weights: model.adapter_name_or_path, or of full training model.path.");
     RunState state;
     RunProgress& p = state.progress;

@@ -88,8 +88,8 @@ void WeightFile::take_stand_ins(const std::filesystem::path& adapter) {
         tensors.replace(spec.stored_name(is_head ? "lm_head.weight" : "model.embed_tokens.weight"), *tensor);
     }
     log::info(adapter.string(), ": its ", embedding == nullptr ? "lm_head" : "embed_tokens",
-              embedding != nullptr && head != nullptr ? " and lm_head stand" : " stands",
-              " in for the base's, frozen, as PEFT loads them");
+              embedding != nullptr && head != nullptr ? " and lm_head replace" : " replaces",
+              " the base's, frozen, as PEFT loads them");
 }
 
 std::vector<const TensorView*> WeightFile::stand_in_tensors() const {

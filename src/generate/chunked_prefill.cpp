@@ -24,7 +24,7 @@ int64_t size_of(const PassWork& pass) {
 }
 
 struct Choice {
-    PrefillChunk beside;
+    PrefillChunk chunk;
     double ms = 0;
 };
 
@@ -69,32 +69,34 @@ void StepLatencyModel::observe(const PassWork& pass, double ms) {
 }
 
 double StepLatencyModel::expected_ms(const PassWork& pass) const {
-    const auto& [singly, together] = times_as_long_;
+    const auto& [as_decode_rows, together] = times_as_long_;
     const bool known = pass.together && !together.empty();
     const auto size = static_cast<double>(known ? size_of(pass) : pass.tokens);
-    return predicted(pass) * (singly.empty() && !known ? 1 : planner::rate_at(known ? together : singly, size));
+    return predicted(pass) *
+           (as_decode_rows.empty() && !known ? 1 : planner::rate_at(known ? together : as_decode_rows, size));
 }
 
 ChunkedPrefillPolicy chunked_prefill_policy(std::shared_ptr<const StepLatencyModel> times,
                                             const ChunkedPrefillBounds& bounds) {
     return [times = std::move(times), bounds](int64_t rows, int64_t keys, int64_t cached) {
         const double longest = bounds.longest * times->expected_ms({rows, rows, keys});
-        Choice least, singly, together;
+        Choice least, as_decode_rows, together;
         const auto consider = [&](Choice& most, const Choice& one) {
             if (least.ms == 0 || one.ms < least.ms) least = one;
-            if (one.ms <= longest && (most.ms == 0 || one.beside.tokens > most.beside.tokens)) most = one;
+            if (one.ms <= longest && (most.ms == 0 || one.chunk.tokens > most.chunk.tokens)) most = one;
         };
         for (int64_t bucket = bucket_of(rows + 1); bucket <= rows + bounds.most; bucket = bucket_of(bucket + 1)) {
             const int64_t tokens = bucket - rows, read = tokens * cached + tokens * (tokens + 1) / 2;
-            consider(singly, {{tokens, /*singly=*/true}, times->expected_ms({bucket, rows, keys + read})});
+            consider(as_decode_rows,
+                     {{tokens, /*as_decode_rows=*/true}, times->expected_ms({bucket, rows, keys + read})});
         }
         for (int64_t tokens = bounds.most_together; tokens >= bounds.fewest_together; tokens /= 2) {
             const PassWork pass{rows + tokens, rows, keys + cached + tokens, /*together=*/true};
-            consider(together, {{tokens, /*singly=*/false}, times->expected_ms(pass)});
+            consider(together, {{tokens, /*as_decode_rows=*/false}, times->expected_ms(pass)});
         }
-        if (singly.ms == 0 && together.ms == 0) return least.beside;
-        const int64_t enough = together.ms > 0 ? std::min(bounds.fewest_as_decode_rows, together.beside.tokens / 2) : 1;
-        return singly.ms > 0 && singly.beside.tokens >= enough ? singly.beside : together.beside;
+        if (as_decode_rows.ms == 0 && together.ms == 0) return least.chunk;
+        const int64_t enough = together.ms > 0 ? std::min(bounds.fewest_as_decode_rows, together.chunk.tokens / 2) : 1;
+        return as_decode_rows.ms > 0 && as_decode_rows.chunk.tokens >= enough ? as_decode_rows.chunk : together.chunk;
     };
 }
 

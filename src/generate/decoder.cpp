@@ -36,6 +36,8 @@ SchedulerLimits limits_of(const model::Model& model, const DecoderOptions& optio
     limits.segments = sizes.segments;
     if (sizes.patches > 0 && model.spec().vision->tiles) limits.image_slots = sizes.image_tokens;
     if (is_dynamic(model)) limits.rows = 1, limits.shares_prefixes = false;
+    // What a net keeps of a beginning is not in the cache's pages.
+    if (model.spec().delta) limits.keeps_states = true, limits.shares_prefixes = false;
     return limits;
 }
 
@@ -68,7 +70,7 @@ Decoder::Decoder(ops::Context& ctx, model::Model& model, const DecoderOptions& o
 void Decoder::record_passes() {
     if (!ctx_.is_cuda()) return;
     const int64_t most = std::min(model_.sizes().segments, model_.sizes().tokens), pages = ops::pages_of(context_);
-    const spec::Sampling likeliest;
+    const spec::Sampling greedy;
     const at::TensorOptions on_device(ctx_.device());
     const at::Tensor id = at::empty({1}, on_device.dtype(at::kInt)),
                      logprob = at::empty({1}, on_device.dtype(at::kFloat));
@@ -81,13 +83,14 @@ void Decoder::record_passes() {
         pass.batch.longest = 1, pass.batch.labels = 1;
         pass.batch.target_index = pass.batch.target_ids = {0};
         if (model_.sizes().adapters > 1) pass.adapter_T = zeros;
+        if (model_.spec().delta) pass.states.assign(zeros.size(), model::CachedPass::no_state);
         pass.rows.q_offsets = pass.batch.segments;
         pass.rows.lengths.assign(zeros.size(), 1);
         pass.rows.pages.resize(zeros.size() * static_cast<std::size_t>(pages));
         pass.rows.most_pages = pages, pass.rows.decoding = rows;
         for (int time = 0; time < 2; ++time)  // the second one is recorded
             model_.forward_with_kv_cache(pass, [&](int64_t, const at::Tensor& logits_CV) {
-                const ops::RowSampling row{&likeliest, {}, 0, {}};
+                const ops::RowSampling row{&greedy, {}, 0, {}};
                 ops::sample_tokens(ctx_, logits_CV, {&row, 1}, id, logprob);
             });
     }
@@ -232,7 +235,7 @@ void Decoder::copy_to_host(Issued& issued) const {
 
 /// The rows of logits that are read: prompts' tokens that are rated, and those that a token is chosen from.
 Decoder::ChosenRows Decoder::chosen_rows(const std::vector<ScheduledChunk>& parts, Issued& issued) const {
-    static const spec::Sampling likeliest;  // of rows whose token is known
+    static const spec::Sampling greedy;  // of rows whose token is known
     ChosenRows chosen;
     auto& [rows, constrained] = chosen;
     for (const ScheduledChunk& part : parts) {
@@ -241,7 +244,7 @@ Decoder::ChosenRows Decoder::chosen_rows(const std::vector<ScheduledChunk>& part
         for (int64_t t = s.cached; t < s.cached + part.count; ++t) {
             if (!rates_prompt_at(s, t)) continue;
             issued.rated.push_back({rows.size(), &s, static_cast<std::size_t>(t) + 1, request.top_logprobs});
-            rows.push_back({&likeliest, {}, 0, {}});
+            rows.push_back({&greedy, {}, 0, {}});
             issued.rows.push_back(nullptr);
         }
         if (!part.chooses()) continue;
@@ -394,7 +397,8 @@ void require_finite(const Completion& answer, const std::string& what) {
 
 int64_t cache_bytes_per_token(const spec::ModelSpec& spec, at::ScalarType dtype, bool in_8_bit) {
     const int64_t head = in_8_bit ? spec.head_dim + 1 : spec.head_dim * static_cast<int64_t>(c10::elementSize(dtype));
-    return 2 * std::ranges::count(spec.layers, false, &spec::LayerSpec::crosses) * spec.num_kv_heads * head;
+    const auto caches = [](const spec::LayerSpec& layer) { return !layer.crosses && !layer.delta; };
+    return 2 * std::ranges::count_if(spec.layers, caches) * spec.num_kv_heads * head;
 }
 
 }  // namespace unsloth::generate

@@ -85,7 +85,15 @@ void Scheduler::release(Sequence& s) {
     s.pages.clear();
     s.texts.clear();
     s.cached = 0;
+    s.state = -1;
     if (s.slot >= 0) slots_.release(std::exchange(s.slot, -1));
+}
+
+/// The first place that no running sequence has.
+int32_t Scheduler::free_state() const {
+    int32_t place = 0;
+    while (std::ranges::any_of(running_, [&](const auto& s) { return s->state == place; })) ++place;
+    return place;
 }
 
 /// False: its images find no slots next to those of others.
@@ -126,7 +134,7 @@ struct Scheduler::Seen {
 
 /// Adds up to `tokens` prompt tokens; with a policy, the number that it gives for the first prompt to come.
 void Scheduler::add_prompts(std::vector<ScheduledChunk>& parts, int64_t tokens, const ChunkedPrefillPolicy& policy) {
-    bool asks = static_cast<bool>(policy), singly = false;
+    bool asks = static_cast<bool>(policy), as_decode_rows = false;
     const auto rows = static_cast<int64_t>(parts.size());
     int64_t keys = 0, left = limits_.pass_tokens;
     Seen seen{{}, limits_.pass_tokens};
@@ -134,8 +142,8 @@ void Scheduler::add_prompts(std::vector<ScheduledChunk>& parts, int64_t tokens, 
     const auto add = [&](Sequence& s) {
         if (std::exchange(asks, false)) {
             const PrefillChunk most = policy(rows, keys, s.cached);
-            singly = most.as_decode_rows && limits_.segments > rows;
-            tokens = std::min({tokens, most.tokens, singly ? limits_.segments - rows : tokens});
+            as_decode_rows = most.as_decode_rows && limits_.segments > rows && !limits_.keeps_states;
+            tokens = std::min({tokens, most.tokens, as_decode_rows ? limits_.segments - rows : tokens});
         }
         const int64_t room = (static_cast<int64_t>(s.pages.size()) + pool_.free()) * pool_.page_tokens() - s.cached;
         const int64_t fits = std::min({s.remaining(), tokens, room});
@@ -143,7 +151,7 @@ void Scheduler::add_prompts(std::vector<ScheduledChunk>& parts, int64_t tokens, 
         const int64_t count = with_whole_images(s, fits, std::min(left, room), seen);
         if (count <= 0) return;
         make_room(s, count);
-        parts.push_back({.sequence = &s, .count = count, .as_decode_rows = singly && count <= fits});
+        parts.push_back({.sequence = &s, .count = count, .as_decode_rows = as_decode_rows && count <= fits});
         tokens -= count;
         left -= count;
     };
@@ -155,6 +163,7 @@ void Scheduler::add_prompts(std::vector<ScheduledChunk>& parts, int64_t tokens, 
             ++i;
             continue;
         }
+        if (limits_.keeps_states) waiting_[i]->state = free_state();
         running_.push_back(std::move(waiting_[i]));
         waiting_.erase(waiting_.begin() + static_cast<std::ptrdiff_t>(i));
         add(*running_.back());

@@ -205,7 +205,7 @@ bool Exchange::broken() {
 
 void Exchange::leave() {
     carrier_ = nullptr;
-    std::function<void()> told;
+    std::function<void()> on_gone;
     std::function<void(std::string_view, bool)> reader;  // ends after the lock, as it may hold the response
     {
         const std::lock_guard lock(mutex_);
@@ -213,10 +213,10 @@ void Exchange::leave() {
         reader.swap(on_body_);
         std::string().swap(body_);
         read_ = 0;
-        told.swap(on_gone_);
+        on_gone.swap(on_gone_);
     }
     try {
-        if (told) told();
+        if (on_gone) on_gone();
     } catch (const std::exception& error) {
         log::error("http: what follows a client's leave failed: ", error.what());
     }

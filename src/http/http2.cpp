@@ -154,17 +154,17 @@ int Http2::frame_received(const nghttp2_frame& frame) {
 }
 
 /// nghttp2 limits the client's own resets. This limits those that the client's errors cause (CVE-2025-8671).
-void Http2::count_mistake() {
-    const std::chrono::duration<double> since = Clock::now() - std::exchange(mistake_, Clock::now());
-    mistakes_left_ = std::min<double>(mistakes_left_ + since.count() * resets_per_second, reset_burst) - 1;
-    if (mistakes_left_ < 0) failed_ = true;
+void Http2::count_client_error() {
+    const std::chrono::duration<double> since = Clock::now() - std::exchange(last_client_error_, Clock::now());
+    client_errors_left_ = std::min<double>(client_errors_left_ + since.count() * resets_per_second, reset_burst) - 1;
+    if (client_errors_left_ < 0) failed_ = true;
 }
 
 /// An answered request may still be on its way; the client shall stop sending it (RFC 9113, 8.1).
 int Http2::frame_sent(const nghttp2_frame& frame) {
     if (frame.hd.type == NGHTTP2_RST_STREAM && frame.rst_stream.error_code != NGHTTP2_NO_ERROR &&
         frame.rst_stream.error_code != NGHTTP2_INTERNAL_ERROR)
-        count_mistake();
+        count_client_error();
     if ((frame.hd.type != NGHTTP2_HEADERS && frame.hd.type != NGHTTP2_DATA) ||
         (frame.hd.flags & NGHTTP2_FLAG_END_STREAM) == 0)
         return 0;

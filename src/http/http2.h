@@ -73,7 +73,7 @@ class Http2 : public Protocol {
     void hand_over(Stream& stream, int32_t id);
     void drop(Stream& stream, int32_t id);
     void go_away();
-    void count_mistake();
+    void count_client_error();
 
     Shared& shared_;
     Carrier& carrier_;
@@ -83,8 +83,8 @@ class Http2 : public Protocol {
     std::vector<int32_t> ready_;                   // requests that are complete or refused
     std::vector<std::shared_ptr<Exchange>> left_;  // of closed streams
     Clock::time_point idle_since_ = Clock::now();
-    double mistakes_left_ = reset_burst;
-    Clock::time_point mistake_ = idle_since_;  // the last one
+    double client_errors_left_ = reset_burst;
+    Clock::time_point last_client_error_ = idle_since_;
     bool failed_ = false, leaving_ = false;
 };
 

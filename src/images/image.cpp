@@ -76,12 +76,12 @@ UnslothImageHeader header_of(std::span<const std::byte> file) {
     return header;
 }
 
-bool lies_on_its_side(const UnslothImageHeader& header) {
+bool is_transposed(const UnslothImageHeader& header) {
     return header.orientation >= 5;
 }
 
 Size upright_size(const UnslothImageHeader& header) {
-    return lies_on_its_side(header) ? Size{header.height, header.width} : Size{header.width, header.height};
+    return is_transposed(header) ? Size{header.height, header.width} : Size{header.width, header.height};
 }
 
 /// Turns the stored pixels as EXIF says: 1 to 4 keep rows as rows (mirrored, turned by 180 degrees, upside down), 5 to
@@ -95,7 +95,7 @@ Image upright(Image stored, const UnslothImageHeader& header) {
     uint8_t* to = turned.rgb.data();
     for (int32_t y = 0; y < turned.size.height; ++y)
         for (int32_t x = 0; x < turned.size.width; ++x, to += 3) {
-            const int32_t along = lies_on_its_side(header) ? y : x, across = lies_on_its_side(header) ? x : y;
+            const int32_t along = is_transposed(header) ? y : x, across = is_transposed(header) ? x : y;
             const int32_t column = from_right ? width - 1 - along : along;
             const int32_t row = from_below ? height - 1 - across : across;
             const uint8_t* const from = &stored.rgb[(static_cast<std::size_t>(row) * static_cast<std::size_t>(width) +

@@ -167,7 +167,7 @@ void import_axolotl_policy(Importer& importer, const std::string& rl) {
     if (importer.take("vllm")) importer.note("vllm", "has no effect: completions are sampled by the model in training");
     for (const char* key : {"orpo_alpha", "dpo_loss_type", "dpo_label_smoothing", "rpo_alpha", "cpo_alpha",
                             "simpo_gamma", "kto_desirable_weight", "kto_undesirable_weight"})
-        if (importer.take(key)) importer.note(key, "has no effect: it serves another rl");
+        if (importer.take(key)) importer.note(key, "has no effect: it applies to another rl");
 }
 
 /// The objective: `rl` of the file, or nothing where rows are trained on as they are.
@@ -184,25 +184,25 @@ std::string import_objective(Importer& importer) {
                       cat(rl, ": dpo, ipo, simpo, orpo, kto, grpo and gdpo are there; training.objective stays sft"));
         rl.clear();
     }
-    struct Served {
+    struct Mapped {
         const char *key, *option;
-        bool serves;
+        bool applies;
     };
-    for (const auto& [key, option, serves] :
-         {Served{"rl_beta", "preference.beta", !rl.empty()}, Served{"orpo_alpha", "preference.beta", orpo},
-          Served{"dpo_loss_type", "preference.loss_type", dpo},
-          Served{"dpo_label_smoothing", "preference.label_smoothing", dpo},
-          Served{"rpo_alpha", "preference.rpo_alpha", dpo || ipo}, Served{"cpo_alpha", "preference.rpo_alpha", simpo},
-          Served{"simpo_gamma", "preference.simpo_gamma", simpo},
-          Served{"kto_desirable_weight", "preference.desirable_weight", kto},
-          Served{"kto_undesirable_weight", "preference.undesirable_weight", kto}}) {
+    for (const auto& [key, option, applies] :
+         {Mapped{"rl_beta", "preference.beta", !rl.empty()}, Mapped{"orpo_alpha", "preference.beta", orpo},
+          Mapped{"dpo_loss_type", "preference.loss_type", dpo},
+          Mapped{"dpo_label_smoothing", "preference.label_smoothing", dpo},
+          Mapped{"rpo_alpha", "preference.rpo_alpha", dpo || ipo}, Mapped{"cpo_alpha", "preference.rpo_alpha", simpo},
+          Mapped{"simpo_gamma", "preference.simpo_gamma", simpo},
+          Mapped{"kto_desirable_weight", "preference.desirable_weight", kto},
+          Mapped{"kto_undesirable_weight", "preference.undesirable_weight", kto}}) {
         const auto value = importer.take(key);
         if (!value) continue;
         const bool alone = value->is_array() && value->size() == 1;
-        if (serves)
+        if (applies)
             importer.set(key, option, alone ? value->front() : *value);
         else
-            importer.note(key, "has no effect: it serves another rl");
+            importer.note(key, "has no effect: it applies to another rl");
     }
     return rl;
 }
@@ -382,7 +382,7 @@ void import_axolotl(Importer& importer) {
     import_best(importer, "early_stopping_patience");
     import_upload(importer, /*id_alone=*/true);
     for (const std::string& plugin : importer.take_names("plugins"))
-        importer.note("plugins", cat(plugin, ": nothing is loaded; what its fields ask for is told with them"));
+        importer.note("plugins", cat(plugin, ": nothing is loaded; what its fields ask for is listed with them"));
     importer.take_rest(axolotl_fields(), false);
 }
 

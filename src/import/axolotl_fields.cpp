@@ -127,7 +127,7 @@ void add_adapter(PeerRows& rows) {
         .only({"peft_init_lora_weights"}, {nullptr, true}, "A is drawn uniformly and B is 0, as PEFT does for true")
         .only({"lora_fan_in_fan_out", "peft_ensure_weight_tying"}, nothing, "adapters are plain linear layers, untied")
         .only({"peft_layers_pattern", "peft_layer_replication", "peft_trainable_token_indices"}, off,
-              "lora.target_modules and lora.layers_to_transform say what is trained")
+              "lora.target_modules and lora.layers_to_transform say which modules are trained")
         .means("lora_target_parameters", "lora.target_parameters", {}, {nullptr})
         .only({"peft"}, off, "adapters begin at zero, not at the quantisation error (LoftQ)")
         .any({"peft_autocast_adapter_dtype"}, "adapters are kept in float32")
@@ -137,12 +137,12 @@ void add_adapter(PeerRows& rows) {
         .only({"relora", "relora_cpu_offload", "jagged_restart_steps", "jagged_restart_warmup_steps",
                "jagged_restart_anneal_steps"},
               off, "an adapter is trained to the end; merge it and train another one")
-        .any({"relora_prune_ratio", "relora_prune_method"}, "it serves relora")
+        .any({"relora_prune_ratio", "relora_prune_method"}, "it applies to relora")
         .only(
             {"use_mora", "mora", "mora_type", "lisa_n_layers", "lisa_step_interval", "spectrum_top_fraction",
              "spectrum_model_name", "dense_mixer", "hatchery", "lora_rank", "train_attn", "train_mlp", "train_unembed"},
             off, "LoRA and full fine-tuning are there, this way is not")
-        .any({"lisa_layers_attribute"}, "it serves lisa_n_layers");
+        .any({"lisa_layers_attribute"}, "it applies to lisa_n_layers");
 }
 
 void add_data(PeerRows& rows) {
@@ -185,7 +185,7 @@ void add_data(PeerRows& rows) {
         .only({"dataset_shard_num", "dataset_shard_idx"}, off, "a run reads all rows; split the file")
         .aside({"push_dataset_to_hub"}, "nothing is uploaded")
         .means("min_sample_len", "data.min_length", {}, {nullptr, false})
-        .only({"max_prompt_len"}, off, "rows are left out by their whole length")
+        .only({"max_prompt_len"}, off, "rows are dropped by their whole length")
         .only({"eval_sequence_len"}, {nullptr}, "evaluation rows are cut at model.max_seq_length too")
         .only({"use_pose", "pose_split_on_token_ids", "pose_max_context_len", "pose_num_chunks"}, off,
               "positions are 0, 1, 2, …, or what a tokenised row says (position_ids)")
@@ -221,11 +221,11 @@ void add_optimizer(PeerRows& rows) {
         .any({"dion_rank_fraction", "dion_rank_multiple_of", "qgalore_rank", "qgalore_update_proj_gap", "qgalore_scale",
               "qgalore_proj_type", "qgalore_proj_quant", "qgalore_proj_bits", "qgalore_proj_group_size",
               "qgalore_cos_threshold", "qgalore_gamma_proj", "qgalore_queue_size"},
-             "it serves another optimizer")
+             "it applies to another optimizer")
         .means("neftune_noise_alpha", "training.neftune_noise_alpha", {}, {nullptr})
         .means("noisy_embedding_alpha", "training.neftune_noise_alpha", {}, {nullptr})
         .only({"use_eaft"}, nothing, "the loss is the plain cross-entropy")
-        .any({"eaft_alpha", "eaft_k"}, "it serves use_eaft")
+        .any({"eaft_alpha", "eaft_k"}, "it applies to use_eaft")
         .only({"max_packed_sequence_len"}, {nullptr}, "sequence_len and sample_packing say it, in axolotl too")
         .only({"s2_attention"}, nothing, "attention is the model's own, in axolotl too")
         .any({"gradient_checkpointing_kwargs"}, "training.gradient_checkpointing says what is computed again")
@@ -234,7 +234,7 @@ void add_optimizer(PeerRows& rows) {
         .means("activation_offloading", "training.gradient_checkpointing",
                {{true, "full+offload"}, {"legacy", "full+offload"}, {"hidden_states", "full+offload"}}, nothing,
                "what a layer keeps goes to host memory (full+offload), not to a disk")
-        .only({"layer_offloading"}, nothing, "model.device_map says which layers' weights lie in host memory");
+        .only({"layer_offloading"}, nothing, "model.device_map says which layers' weights are in host memory");
 }
 
 void add_reports(PeerRows& rows) {
@@ -291,21 +291,21 @@ void add_reports(PeerRows& rows) {
               "eval_max_new_tokens", "gradio_title", "gradio_share", "gradio_server_name", "gradio_server_port",
               "gradio_max_new_tokens", "gradio_temperature", "debug"},
              "the metrics hold losses, tokens and rates; checkpoints are safetensors files with the optimizer's state")
-        .any({"profiler_steps_start"}, "it serves profiler_steps")
+        .any({"profiler_steps_start"}, "it applies to profiler_steps")
         .aside({"profiler_steps"}, "logging.profile traces the third step")
         .aside({"hub_revision"}, "training.push_to_hub uploads to main")
         .aside({"save_first_step"}, "checkpoints come every training.save_steps steps")
         .means("metric_for_best_model", "training.metric_for_best_model", {}, {nullptr, ""})
         .means("greater_is_better", "training.greater_is_better", {}, {nullptr})
         .aside({"loss_watchdog_threshold", "loss_watchdog_patience"},
-               "a loss that is not finite stops a run, and one that rises tenfold is told")
+               "a loss that is not finite stops a run, and one that rises tenfold is reported")
         .aside({"do_causal_lm_eval", "eval_causal_lm_metrics", "do_bench_eval", "bench_dataset", "bench_split",
                 "lm_eval_tasks", "lm_eval_batch_size", "lm_eval_post_train", "lm_eval_model"},
                "the loss over the labels is what is evaluated")
         .aside({"generate_samples"}, "training.sample_prompts names a file of prompts that each evaluation answers")
         .any({"num_generation_samples", "generation_max_new_tokens", "generation_temperature", "generation_top_p",
               "generation_top_k", "generation_prompt_ratio", "generation_do_sample"},
-             "it serves generate_samples")
+             "it applies to generate_samples")
         .aside({"dynamic_checkpoint"}, "SIGTERM saves a checkpoint at any time");
 }
 
@@ -370,7 +370,7 @@ void add_other_trainings(PeerRows& rows) {
                "reward_funcs",
                "save_name_prefix",
                "future_timeout"},
-              off, "training.objective says what is learnt; this is not part of it");
+              off, "training.objective defines the loss; this is not part of it");
 }
 
 void add_preferences_and_ranks(PeerRows& rows) {

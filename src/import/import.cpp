@@ -40,7 +40,7 @@ const Peer& peer_that(const Is& is) {
 }
 
 /// Of the programs with marks in the file, the one that knows most of its fields.
-const Peer& likeliest_peer(const Json& fields) {
+const Peer& most_likely_peer(const Json& fields) {
     const Peer* best = nullptr;
     int64_t fewest_unknown = 0;
     for (const config::PeerMarks& one : config::peer_marks()) {
@@ -70,7 +70,7 @@ const Peer& peer_for(const Json& fields, PeerProgram wanted, const std::string& 
     if (owner.ours)
         throw Error("import.wrong-program", cat(file, " is a configuration of this program already"),
                     cat("unsloth-train ", file));
-    if (owner.importable) return likeliest_peer(fields);
+    if (owner.importable) return most_likely_peer(fields);
     throw Error(
         "import.wrong-program",
         cat(file,

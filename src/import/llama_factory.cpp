@@ -51,7 +51,7 @@ void add_llama_factory_model(PeerRows& rows) {
         .only({"quantization_type"}, {nullptr, "nf4"},
               "model.load_in_4bit makes NF4; model.precision {\"default\": \"fp4\"} makes FP4")
         .only({"double_quantization"}, {nullptr, true}, "model.load_in_4bit quantises the scales too")
-        .only({"quantization_device_map"}, off, "model.device_map says where layers lie")
+        .only({"quantization_device_map"}, off, "model.device_map says where layers are")
         .any({"video_max_pixels", "video_min_pixels", "video_fps", "video_maxlen", "use_audio_in_video",
               "audio_sampling_rate"},
              "videos and sound are not trained on; rows with them are refused when they are read")
@@ -60,11 +60,11 @@ void add_llama_factory_model(PeerRows& rows) {
               "export_hub_model_id"},
              "unsloth-train merge, quantize and export make other forms after the run")
         .only({"use_kt", "kt_use_lora_experts"}, off,
-              "model.device_map says which layers lie in host memory; KTransformers is not used")
+              "model.device_map says which layers are in host memory; KTransformers is not used")
         .any({"kt_weight_path", "kt_expert_checkpoint_path", "kt_lora_expert_num", "kt_lora_expert_intermediate_size",
               "vllm_maxlen", "vllm_gpu_util", "vllm_enforce_eager", "vllm_max_lora_rank", "vllm_config",
               "sglang_maxlen", "sglang_mem_fraction", "sglang_tp_size", "sglang_config", "sglang_lora_backend"},
-             "it serves inference, or KTransformers");
+             "it applies to inference, or KTransformers");
 }
 
 void add_llama_factory_data(PeerRows& rows) {
@@ -92,14 +92,14 @@ void add_finetuning(PeerRows& rows) {
         .means("use_rslora", "lora.use_rslora", {}, {nullptr})
         .means("use_dora", "lora.use_dora", {}, {nullptr})
         .only({"pissa_init", "pissa_convert"}, off, "A is drawn uniformly and B is 0")
-        .any({"pissa_iter"}, "it serves pissa_init")
+        .any({"pissa_iter"}, "it applies to pissa_init")
         .only({"create_new_adapter"}, off, "merge the first adapter (unsloth-train merge), and train on the result")
         .means("loraplus_lr_ratio", "lora.loraplus_lr_ratio", {}, {nullptr})
         .any({"loraplus_lr_embedding"}, "it is of adapters of embeddings, which there are none of")
         .only({"module_dropout"}, {nullptr, 0}, "OFT is not there")
-        .any({"oft_rank", "oft_block_size", "oft_target"}, "it serves finetuning_type oft")
+        .any({"oft_rank", "oft_block_size", "oft_target"}, "it applies to finetuning_type oft")
         .any({"freeze_trainable_layers", "freeze_trainable_modules", "freeze_extra_modules"},
-             "it serves finetuning_type freeze")
+             "it applies to finetuning_type freeze")
         .only({"use_llama_pro"}, off, "all layers are there from the beginning")
         .only({"use_galore", "use_apollo", "use_badam", "use_adam_mini", "use_muon"}, off, "training.optim is AdamW")
         .any({"galore_target",
@@ -124,23 +124,23 @@ void add_finetuning(PeerRows& rows) {
               "badam_update_ratio",
               "badam_mask_mode",
               "badam_verbose"},
-             "it serves another optimizer")
+             "it applies to another optimizer")
         .only({"use_dft_loss", "use_asft_loss", "use_eaft_loss"}, off, "the loss is the plain cross-entropy")
-        .any({"asft_alpha", "eaft_alpha"}, "it serves another loss")
+        .any({"asft_alpha", "eaft_alpha"}, "it applies to another loss")
         .only({"pref_bco_weight"}, {nullptr, 0}, "training.objective dpo has no such term")
         .only({"ref_model", "ref_model_adapters", "ld_alpha"}, {nullptr},
               "preferences are measured against the base, or the adapter as it was at the start (preference.reference)")
-        .any({"ref_model_quantization_bit"}, "it serves ref_model")
+        .any({"ref_model_quantization_bit"}, "it applies to ref_model")
         .any({"ppo_buffer_size", "ppo_epochs", "ppo_score_norm", "ppo_target", "ppo_whiten_rewards", "reward_model",
               "reward_model_adapters", "reward_model_quantization_bit", "reward_model_type"},
-             "it serves the stage ppo")
+             "it applies to the stage ppo")
         .any({"use_swanlab", "swanlab_project", "swanlab_workspace", "swanlab_run_name", "swanlab_mode",
               "swanlab_api_key", "swanlab_logdir", "swanlab_lark_webhook_url", "swanlab_lark_secret"},
              "training.report_to sends metrics to tensorboard, prometheus, html and wandb, and logging.metrics_file "
              "has them")
         .only({"freeze_vision_tower", "freeze_multi_modal_projector"}, {nullptr, true},
               "towers are frozen; lora.vision true trains adapters in them")
-        .only({"freeze_language_model"}, off, "the language model is what is trained")
+        .only({"freeze_language_model"}, off, "the language model is always trained")
         .only({"use_mca", "use_hyper_parallel", "hyper_parallel_args"}, off, PeerRows::ranks_share)
         .any({"compute_accuracy"}, "evaluations have eval_token_accuracy")
         .any({"plot_loss", "include_effective_tokens_per_second"},
@@ -154,7 +154,7 @@ void add_training(PeerRows& rows) {
              "unsloth-train launch, torchrun or srun say how many processes there are, and where they meet")
         .only({"fp8", "fp8_enable_fsdp_float8_all_gather"}, off,
               "model.compute_dtype int8 and fp8_both compute the base's products in 8 bit, with scales of their own")
-        .any({"fp8_backend"}, "it serves fp8")
+        .any({"fp8_backend"}, "it applies to fp8")
         .only({"predict_with_generate"}, off,
               "training.eval_metric judges answers in each evaluation, training.sample_prompts names prompts that it "
               "answers")
@@ -214,32 +214,32 @@ void import_preferences(Importer& importer, const std::string& stage) {
     if (dpo)
         importer.set("pref_loss", "preference.loss_type", loss);
     else if (!orpo && loss != "sigmoid")
-        importer.note("pref_loss", "has no effect: it serves the stage dpo");
-    struct Served {
+        importer.note("pref_loss", "has no effect: it applies to the stage dpo");
+    struct Mapped {
         const char *key, *option;
-        bool serves;
+        bool applies;
         double off;
     };
-    for (const auto& [key, option, serves, off] :
-         {Served{"pref_beta", "preference.beta", dpo || orpo || kto, 0.1},
-          Served{"dpo_label_smoothing", "preference.label_smoothing", dpo && loss == "sigmoid", 0},
-          Served{"simpo_gamma", "preference.simpo_gamma", dpo && loss == "simpo", 0.5},
-          Served{"kto_chosen_weight", "preference.desirable_weight", kto, 1},
-          Served{"kto_rejected_weight", "preference.undesirable_weight", kto, 1}}) {
+    for (const auto& [key, option, applies, off] :
+         {Mapped{"pref_beta", "preference.beta", dpo || orpo || kto, 0.1},
+          Mapped{"dpo_label_smoothing", "preference.label_smoothing", dpo && loss == "sigmoid", 0},
+          Mapped{"simpo_gamma", "preference.simpo_gamma", dpo && loss == "simpo", 0.5},
+          Mapped{"kto_chosen_weight", "preference.desirable_weight", kto, 1},
+          Mapped{"kto_rejected_weight", "preference.undesirable_weight", kto, 1}}) {
         const auto value = importer.take(key);
-        if (value && serves)
+        if (value && applies)
             importer.set(key, option, *value);
         else if (value && *value != off)
-            importer.note(key, "has no effect: it serves another stage or pref_loss");
+            importer.note(key, "has no effect: it applies to another stage or pref_loss");
     }
     const auto share = importer.take("pref_ftx");
     if (!share || *share == 0) return;
     if (dpo)
         importer.set("pref_ftx", "preference.rpo_alpha", *share);
     else if (orpo || kto)
-        importer.lose("pref_ftx", cat(shown(*share), ": preference.rpo_alpha serves training.objective dpo"));
+        importer.lose("pref_ftx", cat(shown(*share), ": preference.rpo_alpha only applies to training.objective dpo"));
     else
-        importer.note("pref_ftx", "has no effect: it serves the stages dpo and kto");
+        importer.note("pref_ftx", "has no effect: it applies to the stages dpo and kto");
 }
 
 void import_quantization(Importer& importer, bool full) {

@@ -85,7 +85,7 @@ void read_deepspeed(Importer& importer, const Json& file, Sharding& sharding) {
     sharding.offloads = is_on_cpu(zero, "offload_optimizer") || zero.value("cpu_offload", Json(false)) == true;
     if (is_on_cpu(zero, "offload_param"))
         importer.leave("deepspeed.zero_optimization.offload_param",
-                       "of a frozen base model.device_map says which layers lie in host memory");
+                       "of a frozen base model.device_map says which layers are in host memory");
     if (const Json most = file.value("gradient_clipping", Json("auto")); most.is_number())
         importer.set("deepspeed.gradient_clipping", "training.max_grad_norm", most);
     for (const char* key : {"optimizer", "scheduler"})

@@ -51,7 +51,7 @@ const std::vector<PeerField>& studio_fields() {
             .means("lora.use_dora", "lora.use_dora", {}, {nullptr})
             .only({"lora.use_loftq"}, off, "adapters begin at zero, not at the quantisation error")
             .any({"lora.vision_all_linear", "lora.finetune_vision_layers"}, "text alone is trained on")
-            .only({"lora.finetune_language_layers"}, {nullptr, true}, "a model's layers for text are what is trained")
+            .only({"lora.finetune_language_layers"}, {nullptr, true}, "a model's layers for text are always trained")
             .means("logging.log_frequency", "training.logging_steps", {}, {nullptr})
             .means("logging.enable_tensorboard", "training.report_to", {{true, {"tensorboard"}}}, off,
                    "true or false is expected")

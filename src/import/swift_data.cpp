@@ -197,9 +197,9 @@ void import_swift_targets(Importer& importer, const std::string& method) {
     for (std::string part; std::getline(parts, part, '+');) {
         const bool answers = part == "default" || part == "last_round";
         if (!method.empty() && answers)
-            importer.note("loss_scale", cat(part, ": has no effect: the last answer is learnt"));
+            importer.note("loss_scale", cat(part, ": has no effect: the last answer is trained"));
         else if (part == "default")
-            importer.note("loss_scale", "default: answers alone are learnt, as is done anyway");
+            importer.note("loss_scale", "default: only answers are trained, as is done anyway");
         else if (part == "last_round")
             importer.set("loss_scale", "data.train_on_last_turn_only", true);
         else if (part == "all" && method.empty())

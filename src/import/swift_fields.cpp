@@ -91,7 +91,7 @@ void add_swift_data_fields(PeerRows& rows) {
         .only({"response_prefix"}, unset, "the chat template writes what answers begin with")
         .only({"preserve_thinking"}, {nullptr, false}, "data.chat_template_kwargs has the template's variables")
         .any({"add_non_thinking_prefix", "disable_ignore_empty_think", "is_binary_loss_scale"},
-             "the chat template says what a row's text is, and answers alone are learnt");
+             "the chat template says what a row's text is, and only answers are trained");
 }
 
 void add_swift_training_fields(PeerRows& rows) {

@@ -74,7 +74,7 @@ constexpr Row table[] = {
      "is written out: the empty thought in front of a last answer has no labels, as there. It has no tools"},
     {"axolotl", "qwen2_vl", "qwen2\\.5-vl-[0-9.]+b-instruct", own, ""},
     {"axolotl", "llama3_2_vision", "llama-3\\.2-[0-9.]+b-vision-instruct", own, ""},
-    {"axolotl", "phi_3", any, phi_3, "is written out: the prompt of an answer stands at the end of the user's turn"},
+    {"axolotl", "phi_3", any, phi_3, "is written out: the prompt of an answer is at the end of the user's turn"},
     {"axolotl", "phi_35", any, phi_35, "is written out"},
 
     {"llamafactory", "llama3", any, "llama-3", ""},

@@ -46,20 +46,20 @@ const std::vector<PeerField>& trl_fields() {
             .any({"fix_tokenizer", "model_patcher", "device_map_planner_kwargs", "temporary_location", "max_lora_rank",
                   "disable_log_stats", "gpu_memory_utilization", "fast_inference", "float8_kv_cache",
                   "unsloth_vllm_standby"},
-                 "it serves Unsloth's patches of transformers, or vLLM")
+                 "it applies to Unsloth's patches of transformers, or vLLM")
             .only(
                 {"beta", "label_smoothing", "rpo_alpha", "reference_free"}, off,
                 "say \"objective\" in the file, \"dpo\", \"orpo\" or \"kto\": the other fields do not tell which it is")
-            .any({"cpo_alpha", "loss_weights"}, "it serves another trainer")
+            .any({"cpo_alpha", "loss_weights"}, "it applies to another trainer")
             .any({"disable_dropout"}, "lora.lora_dropout is the one dropout")
             .any({"precompute_ref_log_probs", "precompute_ref_batch_size"},
                  "the reference's log-probabilities are made once, before the first step")
             .only({"ld_alpha"}, {nullptr, 1}, "the tokens of an answer count alike, however long it is")
             .only({"f_divergence_type"}, {nullptr, "reverse_kl"}, "the reference is compared with by the reverse KL")
-            .any({"f_alpha_divergence_coef", "discopop_tau"}, "it serves another divergence or loss_type")
+            .any({"f_alpha_divergence_coef", "discopop_tau"}, "it applies to another divergence or loss_type")
             .only({"use_weighting"}, off, "pairs count alike")
             .only({"sync_ref_model"}, off, "the reference stays what it was at the start")
-            .any({"ref_model_mixup_alpha", "ref_model_sync_steps"}, "it serves sync_ref_model")
+            .any({"ref_model_mixup_alpha", "ref_model_sync_steps"}, "it applies to sync_ref_model")
             .only({"alpha"}, {nullptr, 0}, "AlphaPO is not there")
             .only({"generate_during_eval"}, off, "training.sample_prompts names prompts that each evaluation answers")
             .only({"is_encoder_decoder"}, off, "causal language models alone are trained")
@@ -93,7 +93,7 @@ void import_prompt_length(Importer& importer) {
         if (mode) importer.set("truncation_mode", "preference.truncation_mode", *mode);
         return;
     }
-    if (prompt) importer.note("max_prompt_length", "has no effect: it serves preferences");
+    if (prompt) importer.note("max_prompt_length", "has no effect: it applies to preferences");
     if (mode && *mode != "keep_start")
         importer.lose("truncation_mode",
                       cat(shown(*mode), ": of rows longer than model.max_seq_length the start is kept"));
@@ -312,21 +312,21 @@ void import_preference_fields(Importer& importer, const std::string& key, const 
     // Of DPOConfig's losses here robust alone reads it; those of older releases did as CPOConfig's do.
     const bool smooths =
         loss == PreferenceLoss::robust || (cpo && (loss == PreferenceLoss::sigmoid || loss == PreferenceLoss::simpo));
-    struct Served {
+    struct Mapped {
         const char* key;
-        bool serves;
+        bool applies;
         Json off;
     };
-    for (const auto& [key, serves, off] :
-         {Served{"beta", true, {}}, Served{"label_smoothing", dpo && smooths, 0},
-          Served{"simpo_gamma", dpo && loss == PreferenceLoss::simpo, 0.5}, Served{"rpo_alpha", dpo && !cpo, 0},
-          Served{"reference_free", dpo && !cpo, false}, Served{"desirable_weight", kto, 1},
-          Served{"undesirable_weight", kto, 1}}) {
+    for (const auto& [key, applies, off] :
+         {Mapped{"beta", true, {}}, Mapped{"label_smoothing", dpo && smooths, 0},
+          Mapped{"simpo_gamma", dpo && loss == PreferenceLoss::simpo, 0.5}, Mapped{"rpo_alpha", dpo && !cpo, 0},
+          Mapped{"reference_free", dpo && !cpo, false}, Mapped{"desirable_weight", kto, 1},
+          Mapped{"undesirable_weight", kto, 1}}) {
         const auto value = importer.take(key);
-        if (value && serves)
+        if (value && applies)
             importer.set(key, cat("preference.", key), *value);
         else if (value && *value != off)
-            importer.note(key, "has no effect: it serves another trainer or loss_type");
+            importer.note(key, "has no effect: it applies to another trainer or loss_type");
     }
 }
 

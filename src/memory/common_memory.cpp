@@ -150,7 +150,7 @@ std::chrono::milliseconds CommonMemory::fill(const Filler& fill_one, std::chrono
     std::vector<BufferId> waiting(pieces_.size());
     std::iota(waiting.begin(), waiting.end(), BufferId{0});
     std::deque<Prepared> ahead;
-    bool told = false;
+    bool logged = false;
     milliseconds waited_in_all{0};
     // Counted while this process runs: one that is stopped together with the other must not give up when both continue.
     for (milliseconds waited{0}; !waiting.empty() || !ahead.empty();) {
@@ -167,9 +167,9 @@ std::chrono::milliseconds CommonMemory::fill(const Filler& fill_one, std::chrono
                                  std::chrono::duration<double>(patience).count(), " s (is it stopped?)"));
             continue;
         }
-        if (!told && waited >= quiet) {
+        if (!logged && waited >= quiet) {
             log::info("waiting for another process, which loads the same base");
-            told = true;
+            logged = true;
         }
         stop_if_interrupted("stopped while another process loaded the same base");
         std::this_thread::sleep_for(pause);
@@ -177,8 +177,8 @@ std::chrono::milliseconds CommonMemory::fill(const Filler& fill_one, std::chrono
         waited_in_all += pause;
     }
     if (const int64_t own = share().own; own > 0)
-        log::warning("host memory that processes with the same base could have in common is this one's own (",
-                     human_bytes(own), "): ", why_own_);
+        log::warning("host memory that processes with the same base could share is this one's own (", human_bytes(own),
+                     "): ", why_own_);
     return waited_in_all;
 }
 

@@ -54,7 +54,7 @@ Error host_memory_failure(const Plan& plan, int64_t bytes, const std::string& re
     return Error("memory.pinning-failed",
                  cat("cannot allocate ", human_bytes(bytes), " of pinned host memory (", reason, "; ",
                      limits_text(bytes), ") for:\n", plan.table()),
-                 "Raise the limit that stands in the way, choose a gradient_checkpointing that keeps less or "
+                 "Raise that limit, choose a gradient_checkpointing that keeps less or "
                  "does not offload, lower per_device_train_batch_size or max_seq_length, or leave fewer "
                  "layers in host memory (model.device_map, model.max_memory); a run with training.save_steps "
                  "0 and save_minutes 0 plans no copies for checkpoints.");

@@ -32,7 +32,8 @@ std::vector<Buffer> ActivationList::buffers(const std::vector<Alike>& layers, Ac
             saved(layer, to.layers[i], to.moved[i]);
         else if (receives(layer))
             border(layer, to.layers[i].x_tD);
-        if (sizes_.cache_tokens > 0 && !spec_.crosses(layer)) cache(layer, to.caches[i]);
+        if (sizes_.cache_tokens == 0 || spec_.crosses(layer)) continue;
+        spec_.has_delta(layer) ? states(layer, to.layers[i].kept) : cache(layer, to.caches[i]);
     }
     if (stage.last())
         own({"layer inputs", "x out", {slice_, spec_.hidden_size}, dtype_, memory::forward | memory::head, Rows::slice},
@@ -49,7 +50,7 @@ std::vector<Alike> ActivationList::kinds_of_layers() const {
     struct Kind {
         spec::Keep keep;
         spec::Place at;
-        bool here, border, experts, crosses;
+        bool here, border, experts, crosses, delta;
         bool operator==(const Kind&) const = default;
     };
     std::vector<std::pair<Kind, int64_t>> listed;  // and its turn, of slots
@@ -57,8 +58,13 @@ std::vector<Alike> ActivationList::kinds_of_layers() const {
     std::optional<Kind> last;  // of layers in a row
     for (int64_t layer = 0; layer < spec_.num_layers; ++layer) {
         const spec::LayerPlan& plan = run_.layers.at(static_cast<std::size_t>(layer));
-        const Kind kind{plan.keep,       plan.activations_at,      layout_.stage.has(layer),
-                        receives(layer), spec_.has_experts(layer), spec_.crosses(layer)};
+        const Kind kind{plan.keep,
+                        plan.activations_at,
+                        layout_.stage.has(layer),
+                        receives(layer),
+                        spec_.has_experts(layer),
+                        spec_.crosses(layer),
+                        spec_.has_delta(layer)};
         const bool turns = !sizes_.training || plan.activations_at == spec::Place::host;
         const std::pair turn(kind, turns ? layer % (slots * input_slots) : 0);
         const bool fresh = std::find(listed.begin(), listed.end(), turn) == listed.end();
@@ -133,8 +139,8 @@ void ActivationList::experts(LayerSaved& a, const Statistic& statistic, const Ma
 
 /// Of norms after attention and the MLP, and of DoRA.
 template <class Statistic, class Matrix>
-void ActivationList::branches(LayerSaved& a, const Statistic& statistic, const Matrix& matrix, bool rest,
-                              bool crosses) {
+void ActivationList::branches(int64_t layer, LayerSaved& a, const Statistic& statistic, const Matrix& matrix,
+                              bool rest) {
     const int64_t d = spec_.hidden_size;
     if (spec_.norms_after()) {
         matrix("branch_o", d, rest, a.branch_o_tD, Rows::slice);
@@ -143,17 +149,43 @@ void ActivationList::branches(LayerSaved& a, const Statistic& statistic, const M
         statistic("rstd_down", {slice_}, at::kFloat, true, a.rstd_down_t, Rows::slice);
     }
     if (!layout_.dora) return;
-    if (!crosses) matrix("z_qkv", layout_[Group::qkv].n, rest, a.z_qkv_TN);
+    if (!spec_.crosses(layer))
+        matrix(spec_.has_delta(layer) ? "z_delta_in" : "z_qkv", layout_[layout_.in_of(layer)].n, rest, a.z_qkv_TN);
     matrix("z_o", d, rest, a.z_o_tD, Rows::slice);
     matrix("z_down", d, true, a.z_down_tD, Rows::slice);
 }
 
-void ActivationList::saved(int64_t i, LayerSaved& a, MovedLayer& moved) {
-    const int64_t t = sizes_.tokens, d = spec_.hidden_size, heads = spec_.num_heads, kv_heads = spec_.num_kv_heads;
-    const spec::LayerPlan& plan = run_.layers.at(static_cast<std::size_t>(i));
-    const spec::Keep keeps = plan.keep;
+/// Of attention, or of what a layer has in its place.
+template <class Statistic, class Matrix>
+void ActivationList::mixer(int64_t i, LayerSaved& a, const Statistic& statistic, const Matrix& matrix,
+                           spec::Keep keeps) {
+    const int64_t t = sizes_.tokens;
     const bool attention = keeps != spec::Keep::input,
                rest = keeps == spec::Keep::everything || keeps == spec::Keep::but_mlp;
+    const bool crosses = spec_.crosses(i), delta = spec_.has_delta(i), attends = !crosses && !delta;
+    if (crosses)
+        cross(i, a, statistic, matrix, rest);
+    else
+        statistic(delta ? "u_delta_in" : "u_qkv", {t, layout_[layout_.in_of(i)].r}, dtype_, rest, a.u_qkv_TR);
+    if (spec_.qk_norm && attends) {
+        matrix("qk_raw", spec_.q_size() + spec_.kv_size(), rest, a.qk_raw_TN);
+        const bool all = spec_.qk_norm_of_all_heads;
+        statistic("rstd_q", {t, all ? 1 : spec_.num_heads}, at::kFloat, rest, a.rstd_q_TH);
+        statistic("rstd_k", {t, all ? 1 : spec_.num_kv_heads}, at::kFloat, rest, a.rstd_k_TK);
+    }
+    if (!crosses) matrix(delta ? "delta_in" : "qkv", layout_[layout_.in_of(i)].n, rest, a.qkv_TN);
+    if (!delta) statistic("lse", {lse_elements_}, at::kFloat, attention, a.lse, Rows::fixed);
+    if (delta || (attends && spec_.attention_output_gate))
+        matrix(delta ? "ungated delta" : "ungated o", spec_.mixed_size(i), attention, a.ungated_TN);
+    const weights::MatrixGroup& out = layout_[layout_.out_of(i)];
+    matrix(delta ? "delta_out" : "o", weights::row_stride(out.k + out.r), attention, a.o_full);
+}
+
+void ActivationList::saved(int64_t i, LayerSaved& a, MovedLayer& moved) {
+    const int64_t t = sizes_.tokens, d = spec_.hidden_size;
+    const spec::LayerPlan& plan = run_.layers.at(static_cast<std::size_t>(i));
+    const spec::Keep keeps = plan.keep;
+    const bool rest = keeps == spec::Keep::everything || keeps == spec::Keep::but_mlp;
     constexpr uint8_t passes = memory::forward | memory::backward, through_head = passes | memory::head;
     // Its own when the layer keeps it, else one for all layers and micro-batches, dead while the head runs.
     const auto statistic = [&](const char* name, c10::SmallVector<int64_t, 2> sizes, at::ScalarType dtype, bool kept,
@@ -196,20 +228,7 @@ void ActivationList::saved(int64_t i, LayerSaved& a, MovedLayer& moved) {
         add({"layer inputs", in_slot("x", i, 2), {slice_, d}, dtype_, memory::always, Rows::slice}, a.x_tD);
     }
     statistic("rstd1", {slice_}, at::kFloat, rest, a.rstd1_t, Rows::slice);
-    const bool crosses = spec_.crosses(i);
-    if (crosses)
-        cross(i, a, statistic, matrix, rest);
-    else
-        statistic("u_qkv", {t, layout_[Group::qkv].r}, dtype_, rest, a.u_qkv_TR);
-    if (spec_.qk_norm && !crosses) {
-        matrix("qk_raw", spec_.q_size() + spec_.kv_size(), rest, a.qk_raw_TN);
-        const bool all = spec_.qk_norm_of_all_heads;
-        statistic("rstd_q", {t, all ? 1 : heads}, at::kFloat, rest, a.rstd_q_TH);
-        statistic("rstd_k", {t, all ? 1 : kv_heads}, at::kFloat, rest, a.rstd_k_TK);
-    }
-    if (!crosses) matrix("qkv", layout_[Group::qkv].n, rest, a.qkv_TN);
-    statistic("lse", {lse_elements_}, at::kFloat, attention, a.lse, Rows::fixed);
-    matrix("o", weights::row_stride(spec_.q_size() + layout_[Group::o].r), attention, a.o_full);
+    mixer(i, a, statistic, matrix, keeps);
     matrix("mid", d, rest, a.mid_tD, Rows::slice);
     statistic("rstd2", {slice_}, at::kFloat, rest, a.rstd2_t, Rows::slice);
     if (spec_.has_experts(i)) {
@@ -221,23 +240,25 @@ void ActivationList::saved(int64_t i, LayerSaved& a, MovedLayer& moved) {
         statistic("u_down", {t, layout_[Group::down].r}, dtype_, true,
                   a.u_down_TR);  // so that a recompute ends before the activation
     }
-    branches(a, statistic, matrix, rest, crosses);
+    branches(i, a, statistic, matrix, rest);
 }
 
 void ActivationList::scratch(Scratch& s) {
-    const int64_t t = sizes_.tokens, widest = std::max(spec_.hidden_size, spec_.q_size());
+    const int64_t t = sizes_.tokens, widest = std::max(spec_.hidden_size, spec_.widest_mixed());
     const uint8_t layers = memory::forward | memory::backward;
     const int64_t tile = this->tile();
     const auto buffer = [&](const char* name, int64_t rows, int64_t columns, uint8_t phases, Rows are = Rows::tokens) {
         return Buffer{"scratch", name, {rows, weights::row_stride(columns)}, dtype_, phases, are};
     };
-    add(buffer("h", t, widest + std::max(layout_[Group::qkv].r, layout_.rank_of(Group::gate_up)), layers), s.h_full);
+    const int64_t in_rank = std::max(layout_.rank_of(Group::qkv), layout_.rank_of(Group::delta_in));
+    add(buffer("h", t, widest + std::max(in_rank, layout_.rank_of(Group::gate_up)), layers), s.h_full);
     const int64_t experts_act = spec_.experts
                                     ? spec_.experts->top_k * expert_stride(spec_.experts->intermediate_size,
                                                                            layout_.rank_of(Group::experts_down))
                                     : 0;
     add(buffer("act", tile, std::max(mlp_columns(), experts_act), layers), s.act_full);
     if (spec_.experts) experts_scratch(*spec_.experts, s);
+    if (spec_.delta) delta_scratch(*spec_.delta, s);
     if (sizes_.dropout)
         add({"scratch",
              "dropped",
@@ -255,7 +276,7 @@ void ActivationList::scratch(Scratch& s) {
     }
     if (forward_coded(sizes_.coded) || (dx_coded(sizes_.coded) && sizes_.training)) {
         const bool inputs = forward_coded(sizes_.coded), gradients = sizes_.training;
-        const int64_t columns = std::max(inputs ? widest : 0, gradients ? layout_[Group::qkv].n : 0),
+        const int64_t columns = std::max(inputs ? widest : 0, gradients ? most_columns(false) : 0),
                       columns_of_tile = std::max(spec_.hidden_size, (gradients ? 2 : 1) * spec_.intermediate_size);
         const uint8_t phases = inputs ? layers : uint8_t{memory::backward};
         const spec::Codes codes = dx_codes(sizes_.coded);
@@ -274,14 +295,15 @@ void ActivationList::scratch(Scratch& s) {
     if (sizes_.keys > 0) add({group, "keys of segments", keys, dtype_, layers}, s.keys_KN);
     if (!sizes_.training) return;
     if (sizes_.keys > 0) add({group, "their gradients", keys, dtype_, memory::backward}, s.dkeys_KN);
-    const int64_t rank = std::max(layout_[Group::o].r, layout_.rank_of(Group::down));
+    const int64_t rank =
+        std::max({layout_.rank_of(Group::o), layout_.rank_of(Group::delta_out), layout_.rank_of(Group::down)});
     // Between the passes of a rank's chunks others go forward.
     const uint8_t gradient = memory::head | memory::backward | (layout_.stage.alone() ? 0 : memory::forward);
     const bool elsewhere = layout_.dora || !layout_.tp.alone() || spec_.changes_branches();
     own(buffer("g", slice_, spec_.hidden_size + (elsewhere ? 0 : rank), gradient, Rows::slice), s.g_full);
     if (elsewhere || sizes_.image_rows(spec_) > 0)
         add(buffer("dz", tile, spec_.hidden_size + rank, memory::backward), s.dz_full);
-    add(buffer("dqkv", t, layout_[Group::qkv].n + layout_[Group::qkv].r, memory::backward), s.dqkv_full);
+    add(buffer("dqkv", t, most_columns(true), memory::backward), s.dqkv_full);
 }
 
 void ActivationList::of_objective(ObjectiveBuffer::Life life, std::vector<at::Tensor>& tensors) {

@@ -96,7 +96,9 @@ class ActivationList {
     template <class Statistic, class Matrix>
     void experts(LayerSaved& a, const Statistic& statistic, const Matrix& matrix, spec::Keep keeps);
     template <class Statistic, class Matrix>
-    void branches(LayerSaved& a, const Statistic& statistic, const Matrix& matrix, bool rest, bool crosses);
+    void mixer(int64_t layer, LayerSaved& a, const Statistic& statistic, const Matrix& matrix, spec::Keep keeps);
+    template <class Statistic, class Matrix>
+    void branches(int64_t layer, LayerSaved& a, const Statistic& statistic, const Matrix& matrix, bool rest);
 
     /// The most columns of a dense MLP's activation, with its adapters'; 0: every layer has experts.
     int64_t mlp_columns() const {
@@ -115,6 +117,10 @@ class ActivationList {
 
     void scratch(Scratch& s);
 
+    /// Of the products that read the residual stream first; with the columns of their adapters, or without.
+    int64_t most_columns(bool adapters) const;
+    void delta_scratch(const spec::DeltaSpec& delta, Scratch& s);
+
     void experts_scratch(const spec::ExpertsSpec& experts, Scratch& s);
 
     void of_objective(ObjectiveBuffer::Life life, std::vector<at::Tensor>& tensors);
@@ -132,6 +138,8 @@ class ActivationList {
     };
     void tower_backward(const spec::VisionSpec& tower, const TowerRows& of, VisionBuffers& b);
     void tiles(const spec::VisionSpec& tower, const spec::TilesSpec& tiles, VisionBuffers& b);
+
+    void states(int64_t layer, DeltaKept& kept);
 
     void cache(int64_t layer, ops::KvCache& of);
 

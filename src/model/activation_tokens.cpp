@@ -38,6 +38,7 @@ void ActivationList::tokens(TokenBuffers& b, std::vector<at::Tensor>& objective)
     if (sizes_.cache_tokens > 0) {
         ints("cache slots", t, b.slots_T, Rows::tokens);
         ints("lengths of rows", sizes_.segments, b.lengths_S);
+        if (spec_.delta) ints("places of states", sizes_.segments, b.states_S);
         ints("pages of rows", sizes_.segments * ops::pages_of(sizes_.longest_context()), b.pages);
     }
     of_objective(ObjectiveBuffer::Life::input, objective);

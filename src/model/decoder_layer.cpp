@@ -4,10 +4,12 @@
 #include <cmath>
 
 #include "model/cross_layer.h"
+#include "model/delta_layer.h"
 #include "model/layer_parts.h"
 #include "model/mlp.h"
 #include "model/normed_input.h"
 #include "unsloth/ops/dora.h"
+#include "unsloth/ops/gated_delta.h"
 #include "unsloth/ops/norm.h"
 #include "unsloth/ops/rope.h"
 #include "unsloth/ops/rows.h"
@@ -25,14 +27,30 @@ void zero_added(const LayerContext& c, const at::Tensor& x_TN) {
     if (added > 0) ops::zero_2d(c.group.ctx, x_TN.narrow(0, tokens, added));
 }
 
+/// The columns of q_proj: each head's query, and its gate next to it where attention's output has one.
+int64_t query_columns(const spec::ModelSpec& spec) {
+    return spec.out_features(spec::Projection::q);
+}
+at::Tensor query_heads(const spec::ModelSpec& spec, const at::Tensor& x_TN) {
+    const int64_t of_head = query_columns(spec) / spec.num_heads;
+    return heads_view(x_TN, 0, spec.num_heads, of_head).narrow(2, 0, spec.head_dim);
+}
+at::Tensor output_gates(const spec::ModelSpec& spec, const at::Tensor& x_TN) {
+    return heads_view(x_TN, 0, spec.num_heads, 2 * spec.head_dim).narrow(2, spec.head_dim, spec.head_dim);
+}
+
 struct QkvViews {
-    at::Tensor q_THd, k_TKd, v_TKd, qk_THd;  ///< the last: q and k heads side by side
+    at::Tensor q_THd, k_TKd, v_TKd;
 };
 
 QkvViews qkv_views(const spec::ModelSpec& spec, const at::Tensor& qkv) {
-    const int64_t d = spec.head_dim, q = spec.q_size(), kv = spec.kv_size();
-    return {heads_view(qkv, 0, spec.num_heads, d), heads_view(qkv, q, spec.num_kv_heads, d),
-            heads_view(qkv, q + kv, spec.num_kv_heads, d), heads_view(qkv, 0, spec.num_heads + spec.num_kv_heads, d)};
+    const int64_t d = spec.head_dim, q = query_columns(spec), kv = spec.kv_size();
+    return {query_heads(spec, qkv), heads_view(qkv, q, spec.num_kv_heads, d),
+            heads_view(qkv, q + kv, spec.num_kv_heads, d)};
+}
+/// Where no gates are between them.
+at::Tensor query_and_key_heads(const spec::ModelSpec& spec, const at::Tensor& qkv) {
+    return heads_view(qkv, 0, spec.num_heads + spec.num_kv_heads, spec.head_dim);
 }
 
 /// What rotates the layer's queries and keys; nullptr: nothing does.
@@ -43,7 +61,7 @@ const RopeTable* rope_of(const LayerContext& c) {
 
 /// Whether a rope turns whole heads, and queries as keys.
 bool turns_alike(const spec::ModelSpec& spec, const RopeTable& rope) {
-    return 2 * rope.cos_Tp.size(1) == spec.head_dim && !rope.query_cos_Tp.defined();
+    return 2 * rope.cos_Tp.size(1) == spec.head_dim && !rope.query_cos_Tp.defined() && !spec.attention_output_gate;
 }
 
 /// Turns the queries' and keys' heads of rows, or their gradients back.
@@ -52,39 +70,53 @@ void rotate(const LayerContext& c, const RopeTable& rope, const at::Tensor& qkv_
     const auto turn = [&](const at::Tensor& heads_THd, const at::Tensor& cos_Tp, const at::Tensor& sin_Tp) {
         ops::rope_apply(c.group.ctx, heads_THd.narrow(2, 0, 2 * cos_Tp.size(1)), cos_Tp, sin_Tp, backward);
     };
-    if (!rope.query_cos_Tp.defined()) return turn(v.qk_THd, rope.cos_Tp, rope.sin_Tp);
-    turn(v.q_THd, rope.query_cos_Tp, rope.query_sin_Tp);
+    const bool apart = rope.query_cos_Tp.defined();
+    if (!apart && !c.spec.attention_output_gate)
+        return turn(query_and_key_heads(c.spec, qkv_TN), rope.cos_Tp, rope.sin_Tp);
+    turn(v.q_THd, apart ? rope.query_cos_Tp : rope.cos_Tp, apart ? rope.query_sin_Tp : rope.sin_Tp);
     turn(v.k_TKd, rope.cos_Tp, rope.sin_Tp);
 }
 
-/// Columns of q's or k's heads as their norm takes them: each head, or all as one.
-at::Tensor normed_heads(const spec::ModelSpec& spec, const at::Tensor& x_TN, int64_t begin, int64_t heads) {
-    const bool all = spec.qk_norm_of_all_heads;
-    return heads_view(x_TN, begin, all ? 1 : heads, all ? heads * spec.head_dim : spec.head_dim);
+/// Queries' and keys' heads as their norms take them: each head, or all of q or k as one.
+struct NormedHeads {
+    at::Tensor q, k;
+};
+/// `gates`: q's heads have theirs among them.
+NormedHeads normed_heads(const spec::ModelSpec& spec, const at::Tensor& x_TN, bool gates) {
+    const int64_t d = spec.head_dim, kv = spec.num_kv_heads;
+    if (gates) return {query_heads(spec, x_TN), heads_view(x_TN, query_columns(spec), kv, d)};
+    if (spec.qk_norm_of_all_heads)
+        return {heads_view(x_TN, 0, 1, spec.q_size()), heads_view(x_TN, spec.q_size(), 1, spec.kv_size())};
+    return {heads_view(x_TN, 0, spec.num_heads, d), heads_view(x_TN, spec.q_size(), kv, d)};
 }
 
 /// q_norm and k_norm, keeping what was before them.
 void normalise_heads(const LayerContext& c, const weights::LayerWeights& w, const LayerSaved& a) {
     const spec::ModelSpec& spec = c.spec;
-    ops::copy_2d(c.group.ctx, a.qkv_TN.narrow(1, 0, spec.q_size() + spec.kv_size()), a.qk_raw_TN);
-    const auto normalise = [&](int64_t begin, int64_t heads, spec::TensorRole role, const at::Tensor& rstd) {
-        ops::head_norm_forward(c.group.ctx, normed_heads(spec, a.qk_raw_TN, begin, heads), w.norm(role),
-                               spec.rms_norm_eps, normed_heads(spec, a.qkv_TN, begin, heads), rstd);
-    };
-    normalise(0, spec.num_heads, spec::TensorRole::q_norm, a.rstd_q_TH);
-    normalise(spec.q_size(), spec.num_kv_heads, spec::TensorRole::k_norm, a.rstd_k_TK);
+    const NormedHeads raw = normed_heads(spec, a.qk_raw_TN, /*gates=*/false),
+                      normed = normed_heads(spec, a.qkv_TN, spec.attention_output_gate);
+    if (spec.attention_output_gate) {
+        raw.q.copy_(normed.q);
+        raw.k.copy_(normed.k);
+    } else {
+        ops::copy_2d(c.group.ctx, a.qkv_TN.narrow(1, 0, spec.q_size() + spec.kv_size()), a.qk_raw_TN);
+    }
+    ops::head_norm_forward(c.group.ctx, raw.q, w.norm(spec::TensorRole::q_norm), spec.rms_norm_eps, normed.q,
+                           a.rstd_q_TH);
+    ops::head_norm_forward(c.group.ctx, raw.k, w.norm(spec::TensorRole::k_norm), spec.rms_norm_eps, normed.k,
+                           a.rstd_k_TK);
 }
 
 void normalise_heads_backward(const LayerContext& c, const weights::LayerWeights& w, const LayerSaved& a,
                               const at::Tensor& dqkv_TN) {
-    const spec::ModelSpec& spec = c.spec;
-    const auto normalise = [&](int64_t begin, int64_t heads, spec::TensorRole role, const at::Tensor& rstd) {
-        const at::Tensor gradient = normed_heads(spec, dqkv_TN, begin, heads);
-        ops::head_norm_backward(c.group.ctx, gradient, normed_heads(spec, a.qk_raw_TN, begin, heads), w.norm(role),
-                                rstd, gradient, norm_gradient(c, role));
+    const NormedHeads raw = normed_heads(c.spec, a.qk_raw_TN, /*gates=*/false),
+                      gradient = normed_heads(c.spec, dqkv_TN, c.spec.attention_output_gate);
+    const auto backward = [&](const at::Tensor& dx, const at::Tensor& x, spec::TensorRole role,
+                              const at::Tensor& rstd) {
+        ops::head_norm_backward(c.group.ctx, dx, x, w.norm(role), rstd, dx, norm_gradient(c, role));
     };
-    normalise(0, spec.num_heads, spec::TensorRole::q_norm, a.rstd_q_TH);
-    normalise(spec.q_size(), spec.num_kv_heads, spec::TensorRole::k_norm, a.rstd_k_TK);
+    backward(gradient.q, raw.q, spec::TensorRole::q_norm, a.rstd_q_TH);
+    backward(gradient.k, raw.k, spec::TensorRole::k_norm, a.rstd_k_TK);
 }
 
 void count_mlp(PassCounts& counts, const spec::LayerSteps& steps) {
@@ -105,7 +137,7 @@ KeyViews key_views(const spec::ModelSpec& spec, const at::Tensor& keys_KN) {
 
 /// The columns of keys and values.
 at::Tensor keys_of(const spec::ModelSpec& spec, const at::Tensor& qkv_TN) {
-    return qkv_TN.narrow(1, spec.q_size(), 2 * spec.kv_size());
+    return qkv_TN.narrow(1, query_columns(spec), 2 * spec.kv_size());
 }
 
 /// Keys and values of all ranks that share the rows: [ranks x most tokens of one, ...].
@@ -158,8 +190,7 @@ void attend(const LayerContext& c, const weights::LayerWeights& w, const LayerSa
     }
     const DecodeBatch& rows = *c.tokens.cached;
     const ops::KvCache& cache = rows.caches->at(static_cast<std::size_t>(c.layer()));
-    const int64_t q = c.spec.q_size(), kv = c.spec.kv_size();
-    ops::write_kv(c.group.ctx, a.qkv_TN.narrow(1, q, 2 * kv), rows.slots_T, c.spec.head_dim, cache);
+    ops::write_kv(c.group.ctx, keys_of(c.spec, a.qkv_TN), rows.slots_T, c.spec.head_dim, cache);
     const int64_t first = rows.going_on.tokens(), begun = a.qkv_TN.size(0) - first;
     if (first > 0)
         ops::paged_attention(c.group.ctx, shape, rows.going_on, v.q_THd.narrow(0, 0, first), cache,
@@ -202,8 +233,8 @@ void layer_forward(const LayerContext& c, const weights::LayerWeights& w, const 
     const spec::ModelSpec& spec = c.spec;
     const int64_t hidden = spec.hidden_size;
 
-    if (spec.crosses(c.layer())) {
-        cross_forward(c, w, a, steps);
+    if (spec.crosses(c.layer()) || spec.has_delta(c.layer())) {
+        (spec.crosses(c.layer()) ? cross_forward : delta_forward)(c, w, a, steps);
         steps.qkv = steps.attention = false;
     }
     if (steps.qkv) {
@@ -227,7 +258,10 @@ void layer_forward(const LayerContext& c, const weights::LayerWeights& w, const 
     if (steps.attention) {
         ++c.counts.attention;
         // 4 attention
-        attend(c, w, a, heads_view(attended(c, a.o_full), 0, spec.num_heads, spec.head_dim));
+        const auto heads = [&](const at::Tensor& x_TN) { return heads_view(x_TN, 0, spec.num_heads, spec.head_dim); };
+        attend(c, w, a, heads(attended(c, spec.attention_output_gate ? a.ungated_TN : a.o_full)));
+        if (spec.attention_output_gate)
+            ops::sigmoid_gate_forward(c.group.ctx, heads(a.ungated_TN), output_gates(spec, a.qkv_TN), heads(a.o_full));
         zero_added(c, a.o_full);
         fill_adapter_columns(c.group, Group::o, w[Group::o], {a.o_full}, {});
     }
@@ -254,8 +288,15 @@ void layer_backward(const LayerContext& c, const weights::LayerWeights& w, const
         mlp_backward(some, w, rows);
     });
     if (spec.crosses(c.layer())) return cross_backward(c, w, a, input_gradient);
+    if (spec.has_delta(c.layer())) return delta_backward(c, w, a, input_gradient);
     // 4 attention
-    const at::Tensor o_TN = a.o_full.narrow(1, 0, spec.q_size()), do_TN = c.scratch.h_full.narrow(1, 0, spec.q_size());
+    const at::Tensor o_TN = (spec.attention_output_gate ? a.ungated_TN : a.o_full).narrow(1, 0, spec.q_size()),
+                     do_TN = c.scratch.h_full.narrow(1, 0, spec.q_size());
+    if (spec.attention_output_gate) {
+        const at::Tensor do_THd = heads_view(do_TN, 0, spec.num_heads, spec.head_dim);
+        ops::sigmoid_gate_backward(ctx, do_THd, heads_view(o_TN, 0, spec.num_heads, spec.head_dim),
+                                   output_gates(spec, a.qkv_TN), do_THd, output_gates(spec, c.scratch.dqkv_full));
+    }
     if (!again.attention) gather_keys(c, a);  // else they are those of its recomputation
     attend_backward(c, a, heads_view(attended(c, do_TN), 0, spec.num_heads, spec.head_dim),
                     heads_view(attended(c, o_TN), 0, spec.num_heads, spec.head_dim),

@@ -9,7 +9,7 @@ at::Tensor Model::forward_layer(const data::Batch& batch, int layer, const at::T
     UNSLOTH_CHECK(x_TD.defined() == (layer > 0), "layer ", layer, " reads the embeddings only if it is the first");
     MicroBatch& micro = *micro_batches_.front();
     micro.upload(batch);
-    Itinerary actions;
+    PassSchedule actions;
     if (layer > 0)
         micro.activations().layer(layer).x_tD.copy_(x_TD);
     else

@@ -5,26 +5,21 @@
 #include "unsloth/model/loader.h"
 #include "unsloth/ops/experts.h"
 #include "unsloth/ops/range_attention.h"
-#include "unsloth/ops/vision.h"
 
 namespace unsloth::model {
 
-/// Of a tower over patches, whose backward pass has ranges of the whole image.
+/// Of a tower over patches, whose ranges are at most those of the whole image.
 int64_t ModelPlan::tower_library_bytes() const {
     const spec::VisionSpec& tower = *spec().vision;
     const int64_t patches = request_.sizes.patches;
-    const int64_t forward =
-        ops::full_attention_library_bytes(request_.device, request_.dtype, patches, tower.num_heads, tower.head_dim());
-    if (!trains_tower()) return forward;
-    const ops::AttentionShape shape{
-        .heads = tower.num_heads, .kv_heads = tower.num_heads, .head_dim = tower.head_dim()};
-    return std::max(forward,
-                    ops::range_attention_library_bytes(request_.device, request_.dtype, shape, patches, patches,
-                                                       /*backward=*/true, request_.sizes.deterministic));
+    return ops::range_attention_library_bytes(
+        request_.device, request_.dtype,
+        {.heads = tower.num_heads, .kv_heads = tower.num_heads, .head_dim = tower.head_dim()}, patches, patches,
+        /*backward=*/trains_tower(), request_.sizes.deterministic);
 }
 
-int64_t ModelPlan::beside_arenas() const {
-    int64_t bytes = memory::beside_arenas_bytes + (spec().experts ? ops::grouped_library_bytes(request_.device) : 0);
+int64_t ModelPlan::outside_arenas() const {
+    int64_t bytes = memory::outside_arenas_bytes + (spec().experts ? ops::grouped_library_bytes(request_.device) : 0);
     if (sees_images() && spec().vision->tiles) {
         const int64_t rows = spec().vision->tiles->tower_rows(), most = request_.sizes.image_rows(spec());
         const ops::AttentionShape tower{.heads = spec().vision->num_heads,

@@ -33,8 +33,23 @@ const char* label(Product product, Group g) {
     return labels[static_cast<std::size_t>(g)][static_cast<std::size_t>(product)].c_str();
 }
 
+/// Which of a layer's masks a projection has. Those of a gated delta net have the ones of the attention in whose place
+/// they are: dropout_site has room for seven.
+spec::Projection mask_of(spec::Projection p) {
+    switch (p) {
+        case spec::Projection::delta_qkv:
+            return spec::Projection::q;
+        case spec::Projection::delta_z:
+            return spec::Projection::k;
+        case spec::Projection::delta_out:
+            return spec::Projection::o;
+        default:
+            return spec::first_part(p);
+    }
+}
+
 ops::DropoutKey dropout_key(const GroupContext& c, const weights::Slice& slice) {
-    return {static_cast<uint32_t>(c.layer), static_cast<uint32_t>(spec::first_part(slice.projection)),
+    return {static_cast<uint32_t>(c.layer), static_cast<uint32_t>(mask_of(slice.projection)),
             static_cast<uint32_t>(slice.part.columns.begin)};
 }
 

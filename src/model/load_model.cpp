@@ -190,7 +190,7 @@ ModelParts ModelPlan::load(ops::Context& ctx, const weights::LoadShare& share) c
         initialise(*network.parameters, shared);
         const bool both_ends = masters && spec().tie_word_embeddings && !network.pp.alone();
         network.store =
-            std::make_unique<ParameterStore>(ctx, *network.parameters, request_.sharers, network.pp,
+            std::make_unique<ParameterStore>(ctx, *network.parameters, request_.data_parallel, network.pp,
                                              both_ends ? network.trained(spec::TensorRole::embed_tokens) : nullptr);
     }
     if (!lora_layers_.empty())

@@ -107,10 +107,11 @@ void ModelPlan::read_trained() {
         stack_ = std::make_shared<const weights::MultiLoraAdapters>(request_.adapter_slots, spec());
     }
     if (request_.trains && request_.lora && request_.lora->use_dora && request_.lora->lora_dropout > 0)
-        throw Error("option.unsupported",
-                    "lora.use_dora does not go with lora.lora_dropout: PEFT's DoRA drops the base product's input "
-                    "too, which would take each of them twice",
-                    "Set lora.lora_dropout to 0.");
+        throw Error(
+            "option.unsupported",
+            "lora.use_dora cannot be combined with lora.lora_dropout: PEFT's DoRA drops the base product's input "
+            "too, which would take each of them twice",
+            "Set lora.lora_dropout to 0.");
     if (full && request_.trains) {
         table_ = share(weights::ParameterTable::full(spec()));
     } else if (stack_) {
@@ -131,7 +132,7 @@ void ModelPlan::read_trained() {
         throw Error("option.no-effect", "training.router_aux_loss_coef balances experts, and this model has none",
                     "Leave router_aux_loss_coef out.");
     if (request_.lora && request_.lora->use_dora && spec().experts)
-        throw Error("adapter.unsupported", "lora.use_dora does not go with a model of experts",
+        throw Error("adapter.unsupported", "lora.use_dora cannot be combined with a model of experts",
                     "Leave use_dora out: plain adapters do.");
     const auto has = [&](spec::TensorRole role) {
         return table_ && table_->find(role, {}, weights::Parameter::Kind::base) != nullptr;
@@ -143,6 +144,7 @@ void ModelPlan::read_trained() {
 /// Of that, and of the model, what is this rank's.
 void ModelPlan::plan_rank() {
     if (sees_images()) require_images();
+    if (spec().delta) require_delta();
     request_.sharding.dtype = request_.dtype;
     request_.sharding.host_is_far = request_.device.is_cuda();
     own_ = spec::slice(spec(), request_.tp.place());
@@ -172,11 +174,14 @@ void ModelPlan::choose_own(const spec::Stage& stage) {
         throw Error("parallel.model-does-not-divide",
                     cat("distributed.pp_size ", stage.size, ": nothing is trained in stage ", stage.rank + 1),
                     "Take fewer stages, or train adapters in all layers.");
-    const auto adapted = [](const spec::LayerLora& layer) { return !layer.empty(); };
+    const bool by_layers = trains_tower() && spec().vision->tiles;  // features enter the layers that cross
+    const auto needs_gradient = [&](int layer) {
+        return !lora_layers_[static_cast<std::size_t>(layer)].empty() || (by_layers && spec().crosses(layer));
+    };
     lowest_trained_layer_ = 0;
-    if (!trains_all() && !trains(spec::TensorRole::embed_tokens) && !trains_tower())
-        lowest_trained_layer_ =
-            static_cast<int>(std::find_if(lora_layers_.begin(), lora_layers_.end(), adapted) - lora_layers_.begin());
+    if (!trains_all() && !trains(spec::TensorRole::embed_tokens) && (by_layers || !trains_tower()))
+        while (lowest_trained_layer_ < spec().num_layers && !needs_gradient(lowest_trained_layer_))
+            ++lowest_trained_layer_;
     for (std::size_t layer = 0; layer < lora_layers_.size(); ++layer)
         if (!stage.has(static_cast<int64_t>(layer))) lora_layers_[layer] = {};
 }
@@ -214,7 +219,7 @@ spec::MemoryNeed ModelPlan::estimate(const spec::RunPlan& run) const {
 /// For a completed plan.
 ModelPlan::Parts ModelPlan::parts(const spec::RunPlan& run) const {
     Parts parts = parts_;
-    if (!parts.base->lies_so(cached_layers(run), layers_at(run))) {
+    if (!parts.base->is_planned_as(cached_layers(run), layers_at(run))) {
         parts.base = std::make_shared<const weights::BasePlan>(file_, layout_, lora_layers_, base_request(run),
                                                                parts_.base.get());
         parts.of_base = bytes_of(*parts.base);
@@ -229,7 +234,8 @@ ModelPlan::Parts ModelPlan::parts(const spec::RunPlan& run) const {
 spec::MemoryNeed ModelPlan::need(const Parts& parts, const spec::RunPlan& run) const {
     const int64_t host = parts.of_step.host + parts.of_base.host + of_trained_.host;
     return {of_trained_.resident + parts.of_base.resident + parts.of_base.peer + parts.of_step.device +
-                recorded_bytes(parts, run) + (request_.device.is_cpu() ? host + parts.of_base.common : beside_arenas()),
+                recorded_bytes(parts, run) +
+                (request_.device.is_cpu() ? host + parts.of_base.common : outside_arenas()),
             request_.processes * (host - of_trained_.saved) + request_.writers * of_trained_.saved +
                 base_copies() * parts.of_base.common,
             base_copies() * parts.of_base.there};
@@ -271,7 +277,7 @@ void ModelPlan::submit_trained(memory::Plan& resident) const {
     if (own_table_)
         weights::Parameters::plan(*own_table_, request_.optim, request_.trains, request_.sharding, resident);
     if (stack_) stack_->plan(layout_, resident);
-    if (sees_images()) weights::VisionWeights::plan(*spec().vision, request_.dtype, resident);
+    if (sees_images()) weights::VisionWeights::plan(*spec().vision, request_.dtype, file_->tensors.vision, resident);
     if (sees_images()) weights::VisionWeights::plan_adapters(tower_lora_, request_.dtype, resident);
     if (request_.trains && spec().experts)
         resident.add("workspace", Network::router_ends_name,

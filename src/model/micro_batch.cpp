@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "model/copy_values.h"
 #include "unsloth/core/error.h"
@@ -227,7 +228,8 @@ void MicroBatch::upload_token_order(const data::TokenOrder& order) {
 }
 
 void MicroBatch::forward_with_kv_cache(const data::Batch& batch, const std::vector<int32_t>& slots_T,
-                                       const std::vector<int32_t>& adapter_T, ops::PagedRows rows) {
+                                       const std::vector<int32_t>& adapter_T, ops::PagedRows rows,
+                                       std::vector<int32_t> states) {
     const TokenBuffers& tokens = activations_->tokens();
     copy_values(slots_T, tokens.slots_T);
     if (!adapter_T.empty()) {
@@ -255,9 +257,18 @@ void MicroBatch::forward_with_kv_cache(const data::Batch& batch, const std::vect
         copy_values(begun.q_offsets, begun.q_offsets_device);  // the host does not wait for the pass before
         begun.k_offsets_device = begun.q_offsets_device;
     }
-    inputs_.segments = std::move(begun);
-    inputs_.cached =
-        std::make_shared<const DecodeBatch>(DecodeBatch{&activations_->caches(), tokens.slots_T, std::move(rows)});
+    const ops::Segments all = std::exchange(inputs_.segments, std::move(begun));
+    DecodeBatch cached{&activations_->caches(), tokens.slots_T, std::move(rows), {}, {}, {}};
+    if (spec_.delta) {
+        const auto none = static_cast<int32_t>(activations_->sizes().segments);
+        for (int32_t& place : states)
+            if (place < 0) place = none;
+        copy_values(states, tokens.states_S);
+        cached.all = all;
+        cached.states = std::move(states);
+        cached.states_S = tokens.states_S;
+    }
+    inputs_.cached = std::make_shared<const DecodeBatch>(std::move(cached));
 }
 
 void MicroBatch::see_cached(std::shared_ptr<const ImageSight> sight, std::vector<data::Image> images) {

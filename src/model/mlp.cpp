@@ -62,13 +62,14 @@ void mlp_forward(const LayerContext& c, const weights::LayerWeights& w, const La
 
     if (steps.mid) {
         // 5 output projection, onto the residual stream
-        const at::Tensor o_TN = a.o_full.narrow(1, 0, spec.q_size());
-        const Activation o{a.o_full, w[Group::o].input_codes(c.scratch.codes, o_TN.size(0), o_TN.size(1))};
-        encode(c, o, spec.q_size());
+        const Group out = layout.out_of(c.layer());
+        const at::Tensor o_TN = a.o_full.narrow(1, 0, layout[out].k);
+        const Activation o{a.o_full, w[out].input_codes(c.scratch.codes, o_TN.size(0), o_TN.size(1))};
+        encode(c, o, o_TN.size(1));
         observe(c, o_input, o_TN);
         onto_stream(
             c, w, attention_branch(a), a.x_tD, a.mid_tD, [&](const at::Tensor& y_tD, const at::Tensor& residual_tD) {
-                linear_forward(c.group, Group::o, w[Group::o], o,
+                linear_forward(c.group, out, w[out], o,
                                {.y_TN = y_tD, .residual_TN = residual_tD, .z_TN = a.z_o_tD, .terms_TN = terms_TD});
             });
     }
@@ -148,15 +149,16 @@ void mlp_backward(const LayerContext& c, const weights::LayerWeights& w, const L
     else
         dense_backward(c, w, a);
     // 5 output projection
-    const at::Tensor g_o = product_gradient(c, Group::o, w, attention_branch(a), a.z_o_tD);
-    const at::Tensor o_TN = a.o_full.narrow(1, 0, spec.q_size()),
-                     u_o = a.o_full.narrow(1, spec.q_size(), c.group.layout[Group::o].r);
-    const at::Tensor do_TN = c.scratch.h_full.narrow(1, 0, spec.q_size());
+    const Group out = c.group.layout.out_of(c.layer());
+    const weights::MatrixGroup& o = c.group.layout[out];
+    const at::Tensor g_o = product_gradient(c, out, w, attention_branch(a), a.z_o_tD);
+    const at::Tensor o_TN = a.o_full.narrow(1, 0, o.k), u_o = a.o_full.narrow(1, o.k, o.r);
+    const at::Tensor do_TN = c.scratch.h_full.narrow(1, 0, o.k);
     // u is among other columns: no product reads codes with it
-    const Activation dy_o{g_o, w[Group::o].gradient_codes(c.scratch.codes, g_o.size(0), hidden)};
+    const Activation dy_o{g_o, w[out].gradient_codes(c.scratch.codes, g_o.size(0), hidden)};
     encode(c, dy_o, hidden);
-    input_backward(c.group, Group::o, w[Group::o], dy_o, u_o, do_TN);
-    weight_backward(c.group, Group::o, g_o, o_TN);
+    input_backward(c.group, out, w[out], dy_o, u_o, do_TN);
+    weight_backward(c.group, out, g_o, o_TN);
 }
 
 }  // namespace unsloth::model

@@ -90,8 +90,8 @@ void Model::pass_over(const Action& action, const Pass& pass) {
 }
 
 /// What will be asked for: of frozen layers where this rank has rows, of what ranks hold among them by all alike.
-void Model::begin_walk(const Itinerary& actions, const Pass& pass) {
-    Itinerary own;
+void Model::begin_walk(const PassSchedule& actions, const Pass& pass) {
+    PassSchedule own;
     std::copy_if(actions.begin(), actions.end(), std::back_inserter(own),
                  [&](const Action& action) { return pass.has(action); });
     parts_.network.refresh(ctx_);
@@ -111,7 +111,7 @@ void Model::begin_walk(const Itinerary& actions, const Pass& pass) {
 }
 
 /// Executes the schedule, a stretch of like actions at a time: every pass goes through this loop.
-void Model::walk(const Itinerary& actions, const Pass& pass) {
+void Model::walk(const PassSchedule& actions, const Pass& pass) {
     const bool trains = pass.trains();
     begin_walk(actions, pass);
     bool chosen = false;
@@ -145,7 +145,7 @@ void Model::walk(const Itinerary& actions, const Pass& pass) {
 }
 
 /// By the micro-batches of the first stretch over layers, whose inputs are there.
-void Model::choose_recording(const Itinerary& actions, std::size_t first, std::size_t end, const Pass& pass) {
+void Model::choose_recording(const PassSchedule& actions, std::size_t first, std::size_t end, const Pass& pass) {
     RecordedPasses& recorded = recordings(pass);
     if (!records(pass)) return recorded.choose_none();
     std::vector<const MicroBatch*> in_flight;
@@ -256,7 +256,7 @@ void Model::act(const Action& action, const Pass& pass) {
         if (on_module) on_module(cat("model.layers.", layer), a.output_of(layer));
     } else if (!passes_by) {
         take_image_gradients(network, micro, layer);
-        const bool input_gradient = layer > route_.lowest_layer || route_.embedding_backward;
+        const bool input_gradient = layer > route_.lowest_layer || network.has_embedding_gradient();
         layer_backward(layer_context(layer, micro, pass.scope), w, a.layer(layer),
                        a.run().layers[static_cast<std::size_t>(layer)].keep, input_gradient);
     }
@@ -277,15 +277,16 @@ void Model::train(std::span<const data::Batch> batches, HeadObjective& objective
         if (batch.labels_of_all() > 0) pass.batches.push_back(&require_slice(batch));
     pass.present = pass.batches.size();
     route_.micro_batches = static_cast<int>(batches.size());
-    walk(pipeline().alone() ? training_itinerary(route_)
-                            : pipeline_itinerary(pipeline().stage(), pipeline().passes(route_.micro_batches), route_),
+    walk(pipeline().alone()
+             ? training_schedule(route_)
+             : pipeline_pass_schedule(pipeline().stage(), pipeline().passes(route_.micro_batches), route_),
          pass);
 }
 
 // --- without a backward pass ---------------------------------------------------------------------------------------
 
-Itinerary Model::forward_pass() const {
-    return pipeline().alone() ? forward_itinerary(route_.layers) : pipeline_forward(pipeline().stage());
+PassSchedule Model::forward_pass() const {
+    return pipeline().alone() ? forward_schedule(route_.layers) : pipeline_forward(pipeline().stage());
 }
 
 /// Up to what the head reads; a rank without rows passes with the others.
@@ -333,7 +334,7 @@ void Model::forward_with_kv_cache(const CachedPass& pass, const OnLogits& on_log
     UNSLOTH_CHECK(parts_.network.tp.alone() && pipeline().alone(), "a rank has a part of the model");
     MicroBatch& micro = *micro_batches_.front();
     micro.upload(pass.batch);
-    micro.forward_with_kv_cache(pass.batch, pass.slots_T, pass.adapter_T, pass.rows);
+    micro.forward_with_kv_cache(pass.batch, pass.slots_T, pass.adapter_T, pass.rows, pass.states);
     if (pass.sight) micro.see_cached(pass.sight, pass.seen_now);
     if (pass.ids.defined()) {
         const at::Tensor& ids_T = micro.activations().tokens().ids_T;

@@ -28,7 +28,7 @@ NormedRows rows_at_hand(const LayerContext& c, Group g) {
 NormedInput input_norm(const LayerContext& c, const weights::LayerWeights& w, const LayerSaved& a) {
     constexpr auto role = spec::TensorRole::input_norm;
     const at::Tensor weight_D = c.spec.norms_before() ? w.norm(role) : at::Tensor();
-    const Group group = c.spec.crosses(c.layer()) ? Group::cross_q : Group::qkv;
+    const Group group = c.group.layout.in_of(c.layer());
     return {group, Place::input_norm, role, input_name(c.spec, group), a.x_tD, weight_D, a.rstd1_t, a.u_qkv_TR};
 }
 NormedInput post_norm(const LayerContext& c, const weights::LayerWeights& w, const LayerSaved& a) {

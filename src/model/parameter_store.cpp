@@ -16,11 +16,11 @@ constexpr int all_pieces = 2;  // the mark after those of the two staged ones
 
 }  // namespace
 
-ParameterStore::ParameterStore(ops::Context& ctx, Parameters& parameters, comm::Communicator* sharers,
+ParameterStore::ParameterStore(ops::Context& ctx, Parameters& parameters, comm::Communicator* data_parallel,
                                Pipeline pipeline, const weights::Parameter* tied)
     : ctx_(ctx),
       parameters_(parameters),
-      sharers_(sharers),
+      data_parallel_(data_parallel),
       pipeline_(std::move(pipeline)),
       tied_(tied),
       kept_(static_cast<std::size_t>(parameters.table().units())) {
@@ -63,8 +63,8 @@ void ParameterStore::gather(int unit) {
         if (rank == parameters_.share().rank)
             piece.copy_(parameters_.copies_b.narrow(
                 0, working.byte_of(part.begin) - working.byte_of(parameters_.own().begin), working.bytes(part)));
-        if (sharers_ != nullptr)
-            sharers_->broadcast(piece, rank, cat("the values of ", name_of(unit), " in step ", step_));
+        if (data_parallel_ != nullptr)
+            data_parallel_->broadcast(piece, rank, cat("the values of ", name_of(unit), " in step ", step_));
     }
 }
 
@@ -117,13 +117,13 @@ void ParameterStore::finish_publishing(const std::string& what) {
     }
     if (values_) {
         values_->forget();
-    } else if (sharers_ != nullptr) {
+    } else if (data_parallel_ != nullptr) {
         const weights::WorkingLayout& working = parameters_.working();
         for (int rank = 0; rank < ranks(); ++rank) {
             const ParameterSlice part = parameters_.table().slice({rank, ranks()});
             if (part.elements() > 0)
-                sharers_->broadcast(parameters_.copies_b.narrow(0, working.byte_of(part.begin), working.bytes(part)),
-                                    rank, what);
+                data_parallel_->broadcast(
+                    parameters_.copies_b.narrow(0, working.byte_of(part.begin), working.bytes(part)), rank, what);
         }
     }
     ++parameters_.version;
@@ -191,8 +191,8 @@ void ParameterStore::send_gradients(int unit) {
             const ParameterSlice part = table.slice({rank, ranks()}).with(whole);
             if (part.elements() == 0) continue;
             const at::Tensor sums = made.narrow(0, part.begin - whole.begin, part.elements());
-            if (sharers_ != nullptr)
-                sharers_->reduce(sums, rank, cat("the gradients of ", name_of(unit), " in step ", step_));
+            if (data_parallel_ != nullptr)
+                data_parallel_->reduce(sums, rank, cat("the gradients of ", name_of(unit), " in step ", step_));
             if (rank == parameters_.share().rank) keep(unit, sums, part, first);
         }
     });

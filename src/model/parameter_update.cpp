@@ -57,7 +57,7 @@ void ParameterStore::reduce(int64_t step) {
         replicas_->all_reduce(gradients_P, what);
     } else {
         for (std::size_t i = 0; i < buckets_.size(); ++i)
-            replicas_->all_reduce_beside(
+            replicas_->all_reduce_async(
                 gradients_P.narrow(0, buckets_[i].begin, buckets_[i].end - buckets_[i].begin),
                 [&] { complete_[i].wait(); }, cat(what, ", bucket ", i + 1, " of ", buckets_.size()));
     }

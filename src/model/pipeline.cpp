@@ -42,7 +42,7 @@ void Borders::send(Direction direction, const at::Tensor& values_TD, int micro, 
     const ops::Region region(ctx_, "pipeline");
     const comm::PipelineLinks& links = pipeline_.mesh()->links();
     comm::Communicator* const link = direction == Direction::forward ? links.to_above : links.to_below;
-    if (connects_) sent_[place].push_back(link->send_beside(values_TD, other(*link), name_of(direction, micro)));
+    if (connects_) sent_[place].push_back(link->send_async(values_TD, other(*link), name_of(direction, micro)));
 }
 
 void Borders::release(int place) {

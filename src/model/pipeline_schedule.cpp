@@ -23,8 +23,8 @@ std::vector<std::pair<int, int>> order_of(const PipelineShape& shape, Direction 
     return order;
 }
 
-int under_way(const PipelineShape& shape) {
-    return shape.under_way > 0 ? shape.under_way : shape.ranks;
+int most_between_passes(const PipelineShape& shape) {
+    return shape.in_flight > 0 ? shape.in_flight : shape.ranks;
 }
 
 /// How many micro-batches a rank has in flight in this order.
@@ -129,9 +129,9 @@ class Simulation {
     }
     /// Passes begun and not gone back.
     std::size_t most_begun(int rank) const {
-        const int behind = shape_.ranks - rank - 1, more = under_way(shape_) - shape_.ranks;
-        if (shape_.chunks == 1) return static_cast<std::size_t>(std::max(1, behind + 1 + more));
-        return static_cast<std::size_t>(2 * behind + (shape_.chunks - 1) * shape_.ranks + 1 + std::max(0, more));
+        const int ranks_after = shape_.ranks - rank - 1, more = most_between_passes(shape_) - shape_.ranks;
+        if (shape_.chunks == 1) return static_cast<std::size_t>(std::max(1, ranks_after + 1 + more));
+        return static_cast<std::size_t>(2 * ranks_after + (shape_.chunks - 1) * shape_.ranks + 1 + std::max(0, more));
     }
 
     PipelineShape shape_;
@@ -157,7 +157,7 @@ PipelineSchedule pipeline_schedule(const PipelineShape& shape, const std::vector
     std::vector<int> own;
     if (shape.chunks == 1) {
         for (int rank = 0; rank < shape.ranks; ++rank)
-            own.push_back(std::clamp(under_way(shape) - rank, 1, shape.micro_batches));
+            own.push_back(std::clamp(most_between_passes(shape) - rank, 1, shape.micro_batches));
     } else {
         for (const ChunkPasses& passes : Simulation(shape, {}).run().passes) own.push_back(most_in_flight(passes));
     }
@@ -168,8 +168,8 @@ double pipeline_bubble(const PipelineShape& shape) {
     return (shape.ranks - 1.0) / (1.0 * shape.chunks * shape.micro_batches + shape.ranks - 1);
 }
 
-Itinerary pipeline_itinerary(const spec::Stage& stage, const ChunkPasses& passes, const TrainingRoute& route) {
-    Itinerary actions;
+PassSchedule pipeline_pass_schedule(const spec::Stage& stage, const ChunkPasses& passes, const TrainingRoute& route) {
+    PassSchedule actions;
     std::set<int> begun;
     for (const auto& [direction, micro, chunk] : passes) {
         const spec::LayerRange& range = stage.chunk(chunk);
@@ -194,8 +194,8 @@ Itinerary pipeline_itinerary(const spec::Stage& stage, const ChunkPasses& passes
     return actions;
 }
 
-Itinerary pipeline_forward(const spec::Stage& stage) {
-    Itinerary actions;
+PassSchedule pipeline_forward(const spec::Stage& stage) {
+    PassSchedule actions;
     for (int chunk = 0; chunk < stage.chunks_each(); ++chunk) {
         const spec::LayerRange& range = stage.chunk(chunk);
         if (range.begin > 0)

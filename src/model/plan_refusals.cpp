@@ -9,7 +9,7 @@ namespace unsloth::model {
 /// Refuses what an adapter's own grid does not support, where no option names it.
 void ModelPlan::require_grid() const {
     const auto refuse = [&](ErrorId id, const std::string& what) {
-        throw Error(id, cat("lora.serve_grid ", name_of(grid()), " does not go with ", what),
+        throw Error(id, cat("lora.serve_grid ", name_of(grid()), " cannot be combined with ", what),
                     "Leave it out, or set model.ignore_serve_grid to use the adapter without its grid.");
     };
     if (spec().experts) refuse("adapter.unsupported", "a model of experts");
@@ -34,8 +34,23 @@ void ModelPlan::require_tower() const {
                                                    {"distributed.offload_optimizer", request_.sharding.on_host()}};
     for (const auto& [what, asked] : others)
         if (asked)
-            throw Error("option.unsupported", cat(what, " does not go with adapters in the tower (lora.vision)"),
+            throw Error("option.unsupported", cat(what, " cannot be combined with adapters in the tower (lora.vision)"),
                         "Leave one of them out.");
+}
+
+/// Of gated delta nets.
+void ModelPlan::require_delta() const {
+    const auto refuse = [&](ErrorId id, const std::string& what, const char* hint) {
+        throw Error(id, cat(what, " does not go with ", spec().model_type, ", whose layers have gated delta nets"),
+                    hint);
+    };
+    if (!request_.device.is_cpu())
+        refuse("model.unsupported", "a GPU", "Their kernels are not there yet: hardware.device cpu trains small ones.");
+    if (request_.sizes.keys > 0)
+        refuse("option.unsupported", "a prompt that rows share (preference.share_prompt, and all of grpo)",
+               "Set preference.share_prompt to false.");
+    if (!request_.cp.alone()) refuse("parallel.unsupported", "distributed.cp_size", "Leave it at 1.");
+    if (!request_.tp.alone()) refuse("parallel.unsupported", "distributed.tp_size", "Leave it at 1.");
 }
 
 void ModelPlan::require_images() const {
@@ -50,7 +65,7 @@ void ModelPlan::require_images() const {
                                                  {"distributed.pp_size", !request_.pp.alone()}};
     for (const auto& [option, shared] : ways)
         if (shared)
-            throw Error("parallel.unsupported", cat(option, " does not go with rows that have images"),
+            throw Error("parallel.unsupported", cat(option, " cannot be combined with rows that have images"),
                         "Leave it out: each rank then has the whole model and rows of its own.");
     if (!spec().has_cross_layers()) return;
     const auto& lora = request_.lora;
@@ -58,9 +73,10 @@ void ModelPlan::require_images() const {
                                                    {"model.compute_dtype", spec::any(request_.coded)}};
     for (const auto& [what, asked] : others)
         if (asked)
-            throw Error("option.unsupported",
-                        cat(what, " does not go with images of ", spec().part_of, ", whose features layers read"),
-                        "Leave it out, or take a model of Qwen2.5-VL or Qwen3-VL.");
+            throw Error(
+                "option.unsupported",
+                cat(what, " cannot be combined with images of ", spec().part_of, ", whose features layers read"),
+                "Leave it out, or take a model of Qwen2.5-VL or Qwen3-VL.");
 }
 
 }  // namespace unsloth::model

@@ -26,9 +26,9 @@ std::string ModelPlan::table_text() const {
                 : cat("\nin host memory, once for all processes with this base", held, "\n", common.table()));
     const std::string not_planned =
         request_.device.is_cpu() ? ""
-                                 : cat("\nscalars, and what the allocator rounds up ", human_bytes(beside_arenas()));
+                                 : cat("\nscalars, and what the allocator rounds up ", human_bytes(outside_arenas()));
     const std::string recorded =
-        recorded_bytes() > 0 ? cat("\nrecorded passes (CUDA graphs), estimated ", human_bytes(recorded_bytes())) : "";
+        recorded_bytes() > 0 ? cat("\nCUDA graphs, estimated ", human_bytes(recorded_bytes())) : "";
     const std::string peer =
         peers.entries().empty() ? "" : cat("\nresident, for all ranks of the machine\n", peers.table());
     return cat("resident\n", resident().table(), peer, "\nper step\n", step().table(), host, not_planned, recorded,

@@ -71,7 +71,7 @@ class TileBackward {
             const at::Tensor dy_SD = b_.backward.dfeatures.narrow(0, piece.feature, piece.rows),
                              x_SK = stacked_.narrow(0, piece.first, piece.rows);
             const at::Tensor v_SR = adapter ? blocks_.adapter_backward(*adapter, dy_SD, x_SK, da_rK) : at::Tensor();
-            ops::gemm(ctx_, {.a = dy_SD, .b = w.weight_NK, .out = x_SK, .label = "gemm dx tower"});
+            ops::gemm(ctx_, {.a = dy_SD, .b = w.values(ctx_), .out = x_SK, .label = "gemm dx tower"});
             if (adapter)
                 ops::gemm(ctx_, {.a = v_SR, .b = adapter->a_RK, .out = x_SK, .beta = 1.0, .label = "lora vA tower"});
         }

@@ -9,13 +9,6 @@
 namespace unsloth::model {
 namespace {
 
-std::vector<ops::AttentionRange> ranges_of(const std::vector<int32_t>& offsets) {
-    std::vector<ops::AttentionRange> ranges;
-    for (std::size_t i = 1; i < offsets.size(); ++i)
-        ranges.push_back({offsets[i - 1], offsets[i], offsets[i - 1], offsets[i]});
-    return ranges;
-}
-
 /// The way of some images back through the tower.
 class SightBackward {
   public:
@@ -29,8 +22,8 @@ class SightBackward {
           of_(spec, some.images),
           patches_(of_.count),
           feature_(some.feature),
-          windows_(ranges_of(of_.order.windows)),
-          whole_(ranges_of(of_.images)),
+          windows_(ops::own_ranges(of_.order.windows)),
+          whole_(ops::own_ranges(of_.images)),
           blocks_(ctx, spec, b, parameters, of_.count) {
         make_patch_rotation(ctx, spec, w, b, of_);
     }

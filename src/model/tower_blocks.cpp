@@ -71,7 +71,7 @@ at::Tensor BlocksBackward::adapter_backward(const weights::VisionAdapter& adapte
 
 void BlocksBackward::multiply_backward(const weights::VisionLinear& w, const at::Tensor& dy, const at::Tensor& x,
                                        const at::Tensor& dx) const {
-    if (dx.defined()) ops::gemm(ctx_, {.a = dy, .b = w.weight_NK, .out = dx, .label = "gemm dx tower"});
+    if (dx.defined()) ops::gemm(ctx_, {.a = dy, .b = w.values(ctx_), .out = dx, .label = "gemm dx tower"});
     for (const weights::VisionAdapter& adapter : w.adapters) {
         const at::Tensor v_PR = adapter_backward(adapter, dy, x, parameters_.gradient(*adapter.a));
         if (dx.defined())

@@ -43,7 +43,7 @@ inline at::Tensor adapter_values(ops::Context& ctx, const weights::VisionAdapter
 inline void multiply(ops::Context& ctx, const weights::VisionLinear& w, const at::Tensor& x, const at::Tensor& out,
                      bool adds = false, const at::Tensor& u = {}) {
     ops::Gemm product{
-        .a = x, .b = w.weight_NK, .out = out, .transpose_b = true, .beta = adds ? 1.0 : 0.0, .label = "gemm tower"};
+        .a = x, .b = w.values(ctx), .out = out, .transpose_b = true, .beta = adds ? 1.0 : 0.0, .label = "gemm tower"};
     if (w.bias_N.defined()) product.bias = w.bias_N;
     ops::gemm(ctx, product);
     if (!u.defined()) return;

@@ -2,13 +2,13 @@
 // patches, D the text model's hidden size.
 #include "unsloth/model/vision_tower.h"
 
-#include <cmath>
 #include <vector>
 
 #include "model/patches.h"
 #include "model/tower_parts.h"
 #include "unsloth/ops/norm.h"
 #include "unsloth/ops/profiler.h"
+#include "unsloth/ops/range_attention.h"
 #include "unsloth/ops/rope.h"
 #include "unsloth/ops/rows.h"
 #include "unsloth/ops/swiglu.h"
@@ -30,6 +30,8 @@ class Sight {
           patches_(of_.count),
           feature_(some.feature),
           u_(adapted ? b.u : at::Tensor()),
+          windows_(ops::own_ranges(of_.order.windows)),
+          whole_(ops::own_ranges(of_.images)),
           x_PC_(keeps() ? block_input(spec, b, 0, feature_, patches_) : matrix_of(b.x, patches_, spec.hidden_size)) {
         embed_patches();
     }
@@ -91,10 +93,9 @@ class Sight {
         multiply(w.qkv, h_PC, qkv_PN);
         ops::rope_apply(ctx_, heads_of(qkv_PN, 0, 2 * heads, d), matrix_of(b_.cos, patches_, pairs),
                         matrix_of(b_.sin, patches_, pairs), /*backward=*/false);
-        ops::full_attention_forward(ctx_, 1.0 / std::sqrt(static_cast<double>(d)),
-                                    in_windows ? of_.order.windows : of_.images, heads_of(qkv_PN, 0, heads, d),
-                                    heads_of(qkv_PN, c, heads, d), heads_of(qkv_PN, 2 * c, heads, d),
-                                    heads_of(h_PC, 0, heads, d));
+        ops::range_attention_forward(ctx_, tower_attention(spec_), in_windows ? windows_ : whole_,
+                                     heads_of(qkv_PN, 0, heads, d), heads_of(qkv_PN, c, heads, d),
+                                     heads_of(qkv_PN, 2 * c, heads, d), heads_of(h_PC, 0, heads, d));
         multiply(w.proj, h_PC, x_PC_, /*adds=*/true);
         normalise(w.norm2, x_PC_, h_PC);
         const at::Tensor inner_PF = matrix_of(b_.wide, patches_, (spec_.gated_mlp ? 2 : 1) * f);
@@ -129,6 +130,7 @@ class Sight {
     const Patches of_;
     const int64_t patches_, feature_;
     const at::Tensor u_;  ///< undefined: without adapters
+    const std::vector<ops::AttentionRange> windows_, whole_;
     at::Tensor x_PC_;
 };
 

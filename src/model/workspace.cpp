@@ -16,7 +16,8 @@ namespace {
 int64_t attention_bytes(const spec::ModelSpec& spec, const weights::LayerLayout& layout, const ActivationSizes& sizes,
                         at::ScalarType dtype, at::Device device) {
     // The tensors are columns of buffers that have an adapter's, too, or as many as the residual stream.
-    const int64_t row = weights::row_stride(std::max(layout[Group::qkv].n, spec.hidden_size) + layout.widest_rank());
+    const int64_t row = weights::row_stride(
+        std::max(layout.has(Group::qkv) ? layout[Group::qkv].n : 0, spec.hidden_size) + layout.widest_rank());
     int64_t most = 0;
     std::vector<int64_t> seen;
     for (int64_t layer = 0; layer < spec.num_layers; ++layer) {

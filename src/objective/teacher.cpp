@@ -25,7 +25,7 @@ const Value* values_of(const formats::SafetensorsFile& file, const char* name, s
                     cat(file.path().string(), ": ", name, " is ", formats::safetensors_name(tensor.dtype), " ",
                         formats::shape_text(tensor.shape), " and not ", formats::safetensors_name(type), " ",
                         formats::shape_text(shape)),
-                    "Write the file anew with `unsloth-train score --top_k N`.");
+                    "Write the file again with `unsloth-train score --top_k N`.");
     return reinterpret_cast<const Value*>(tensor.data.data());
 }
 
@@ -67,14 +67,14 @@ uint64_t segment_key(const data::Batch& batch, std::size_t segment) {
 TeacherFile::TeacherFile(const std::filesystem::path& path, double temperature, int64_t top_k, int64_t vocab_size,
                          at::Device device)
     : file_(path), device_(device) {
-    const std::string name = path.string(), anew = "Write the file anew with `unsloth-train score --top_k N`.";
+    const std::string name = path.string(), advice = "Write the file again with `unsloth-train score --top_k N`.";
     if (text_of(file_, teacher_file::format) != teacher_file::version)
-        throw Error("teacher.bad-file", cat(name, " is no teacher's file"), anew);
+        throw Error("teacher.bad-file", cat(name, " is no teacher's file"), advice);
     const std::string made_at = text_of(file_, teacher_file::temperature);
     if (std::strtod(made_at.c_str(), nullptr) != temperature)
         throw Error("teacher.other-settings",
                     cat(name, " was made at distill.temperature ", made_at, ", and it is ", temperature),
-                    "Take the file's temperature, or write the file anew: what all other tokens have together "
+                    "Take the file's temperature, or write the file again: what all other tokens have together "
                     "depends on it.");
     const int64_t segments = first_size(file_.at(teacher_file::keys), 1);
     const auto* const keys = values_of<int64_t>(file_, teacher_file::keys, spec::DType::i64, {segments});
@@ -86,7 +86,7 @@ TeacherFile::TeacherFile(const std::filesystem::path& path, double temperature, 
     if (top_k > stored_)
         throw Error("option.out-of-range",
                     cat("distill.top_k is ", top_k, ", and ", name, " has ", stored_, " tokens of each target"),
-                    "Take fewer, or write the file anew with more.");
+                    "Take fewer, or write the file again with more.");
     k_ = top_k > 0 ? top_k : stored_;
     if (k_ < 1 || k_ > ops::most_teacher_tokens)
         throw Error(
@@ -102,11 +102,11 @@ TeacherFile::TeacherFile(const std::filesystem::path& path, double temperature, 
                     "Teacher and student need the same vocabulary.");
     for (int64_t s = 0; s < segments; ++s) {
         if (starts[s] < 0 || starts[s] > starts[s + 1])
-            throw Error("teacher.bad-file", cat(name, ": the starts fall"), anew);
+            throw Error("teacher.bad-file", cat(name, ": the starts fall"), advice);
         segments_.try_emplace(static_cast<uint64_t>(keys[s]), Range{starts[s], starts[s + 1]});
     }
     if (std::any_of(ids_, ids_ + n * stored_, [](int32_t id) { return id < 0; }))
-        throw Error("teacher.bad-file", cat(name, ": a token is negative"), anew);
+        throw Error("teacher.bad-file", cat(name, ": a token is negative"), advice);
 }
 
 /// Where a segment's words begin; -1: they are not there.
@@ -132,7 +132,7 @@ void TeacherFile::require(const data::Dataset& rows, const std::string& what) co
         throw Error("teacher.other-settings",
                     cat(file_.path().string(), ": of ", what, " ", missing, " of ", rows.size(),
                         " rows are not in it, the first of them row ", first, " (from 0)"),
-                    "Write it anew from this run's configuration, with the teacher as model.path: the same "
+                    "Write it again from this run's configuration, with the teacher as model.path: the same "
                     "files, template, tokenizer and max_seq_length.");
 }
 

@@ -232,7 +232,8 @@ void check_constraints(AnswerRequest& request, bool has_choice) {
                               : choice.is_constrained() ? "tool_choice"
                                                         : "tools";
     const auto refuse = [&](const char* other) {
-        throw invalid(cat("'", other, "' does not go with '", field, "', which says where the output ends."), other);
+        throw invalid(cat("'", other, "' cannot be combined with '", field, "', which says where the output ends."),
+                      other);
     };
     if (request.ignore_eos) refuse("ignore_eos");
     if (request.min_tokens > 0) refuse("min_tokens");

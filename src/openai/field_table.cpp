@@ -76,9 +76,8 @@ Json parse_body(std::string_view body) {
         return parsed;
     } catch (const JsonRefusal& refused) {
         if (refused.cause != JsonRefusal::Cause::syntax) throw ApiError(400, refused.words, "", "invalid_json");
-        const SyntaxMistake mistake = find_json_mistake(body);
-        throw ApiError(400, cat("The body is not valid JSON: byte ", mistake.at, ": ", mistake.words), "",
-                       "invalid_json");
+        const SyntaxError error = find_json_error(body);
+        throw ApiError(400, cat("The body is not valid JSON: byte ", error.at, ": ", error.words), "", "invalid_json");
     }
 }
 

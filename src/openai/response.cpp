@@ -129,7 +129,8 @@ Json usage_of(const Usage& usage) {
     return {{"prompt_tokens", usage.prompt_tokens},
             {"completion_tokens", usage.completion_tokens},
             {"total_tokens", usage.prompt_tokens + usage.completion_tokens},
-            {"prompt_tokens_details", {{"cached_tokens", usage.cached_tokens}}}};
+            {"prompt_tokens_details", {{"cached_tokens", usage.cached_tokens}}},
+            {"completion_tokens_details", {{"reasoning_tokens", usage.reasoning_tokens}}}};
 }
 
 std::string answer_text(const AnswerHead& head, const std::vector<Choice>& choices, const Usage& usage) {

@@ -258,7 +258,7 @@ std::optional<int64_t> attention_cudnn_workspace(const AttentionShape& shape, at
     }
     if (sizes.keys > 0)
         most = std::max(most, chunks_workspace(shape, dtype, device, sizes, backward && !deterministic));
-    if (shape.head_dim % 16 == 0) {
+    if (packed_backward_serves(shape)) {
         const auto consider_packed = [&](const PackedLimits& limits, bool bottom_right) {
             CudnnCase packed = base_case(shape, dtype);
             packed.bottom_right = bottom_right;

@@ -51,8 +51,7 @@ CudaForm form_of(const AttentionShape& shape, const Segments& s, at::ScalarType 
     const bool dense = s.uniform && s.max_q % dense_step == 0;
     if (dense) return CudaForm::dense;
     if (!same_lengths(s) && equal_chunks(s) && cudnn_serves_chunks(shape, dtype, device)) return CudaForm::chunks;
-    // The frontend calls packed backwards of other head_dims a known functional issue.
-    if (shape.head_dim % 16 == 0) return CudaForm::packed;
+    if (packed_backward_serves(shape)) return CudaForm::packed;
     static std::once_flag said;
     std::call_once(said, [&] {
         const PortableKernels portable = portable_kernels(shape.head_dim);
@@ -78,9 +77,9 @@ int64_t workspace_bytes(const Context& ctx) {
 }
 
 /// Whether the planned scratch holds the case and the other bytes as well; false for a plan that cuDNN does not have.
-bool fits(const Context& ctx, const CudnnCase& c, int64_t beside) {
+bool fits(const Context& ctx, const CudnnCase& c, int64_t extra) {
     std::optional<int64_t> bytes = CudnnAttention::of(ctx.device().index()).workspace(c);
-    if (bytes) *bytes += beside;
+    if (bytes) *bytes += extra;
     if (bytes && *bytes > workspace_bytes(ctx)) {
         static std::once_flag said;
         std::call_once(said, [&] {
@@ -126,21 +125,20 @@ bool takes(const Context& ctx, const AttentionShape& shape, const Segments& segm
     if (reach == Reach::nothing) return warn_out_of_reach(c, segments);
     const bool by_heads = reach == Reach::by_heads;
     const AttentionShape asked = by_heads ? one_kv_head(shape) : shape;
-    const int64_t beside =
+    const int64_t extra =
         by_heads ? kv_head_bytes(shape, segments.q_offsets.back(), segments.k_offsets.back(), c.backward) : 0;
     c.heads = asked.heads;
     c.kv_heads = asked.kv_heads;
     if (by_heads) set_dense_strides(c);
-    const auto serves = [&](const CudnnCase& plan, int64_t own) {
-        return (reaches(plan) || warn_out_of_reach(plan, segments)) && fits(ctx, plan, beside + own);
+    const auto runs = [&](const CudnnCase& plan, int64_t own) {
+        return (reaches(plan) || warn_out_of_reach(plan, segments)) && fits(ctx, plan, extra + own);
     };
     if (form == CudaForm::chunks)
         return std::ranges::all_of(chunk_calls(c, asked, segments),
-                                   [&](const ChunkCall& call) { return serves(call.plan, call.bytes()); });
-    const std::vector<CudnnCall> calls =
-        calls_of(c, asked, segments, form, ctx.device(), workspace_bytes(ctx) - beside);
+                                   [&](const ChunkCall& call) { return runs(call.plan, call.bytes()); });
+    const std::vector<CudnnCall> calls = calls_of(c, asked, segments, form, ctx.device(), workspace_bytes(ctx) - extra);
     if (calls.empty()) return warn_no_piece_fits(c.head_dim);
-    return std::ranges::all_of(calls, [&](const CudnnCall& call) { return serves(call.plan, 0); });
+    return std::ranges::all_of(calls, [&](const CudnnCall& call) { return runs(call.plan, 0); });
 }
 
 bool warn_unaligned() {

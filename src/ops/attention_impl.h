@@ -28,6 +28,10 @@ int64_t attention_cpu_workspace(const AttentionShape& shape, at::ScalarType dtyp
 
 /// Whether attention of this kind is cuDNN's on some card.
 bool cudnn_may_serve(const AttentionShape& shape, at::ScalarType dtype);
+/// The frontend calls packed backward passes of other head_dims a known functional issue.
+inline bool packed_backward_serves(const AttentionShape& shape) {
+    return shape.head_dim % 16 == 0;
+}
 /// What the scores may take that cuDNN's deterministic backward keeps, in 16 bit, for every head and sequence (S x S).
 inline constexpr int64_t repeatable_scores = int64_t{2} << 30;  // 8 rows of 2048 tokens, 32 heads
 /// What they take of `rows` rows of one length.

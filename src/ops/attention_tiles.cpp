@@ -218,11 +218,11 @@ std::optional<int64_t> tiles_workspace(const AttentionShape& shape, at::ScalarTy
     int64_t most = 0;
     for (const Row& row : rows_of_batch(segments)) {
         if ((row.keys - row.queries) % dense_step != 0) return {};
-        const int64_t beside = tiles_bytes(shape, row.queries, row.keys);
+        const int64_t extra = tiles_bytes(shape, row.queries, row.keys);
         for (const TileCall& call : tile_calls(row.queries, row.keys, longest_tile(shape, row.queries))) {
             const std::optional<int64_t> bytes = cudnn_workspace_of(device, plan_of(call, shape, dtype));
             if (!bytes) return {};
-            most = std::max(most, beside + *bytes);
+            most = std::max(most, extra + *bytes);
         }
     }
     return most;

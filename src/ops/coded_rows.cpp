@@ -164,7 +164,7 @@ void dequantize_rows(Context& ctx, const CodedMatrix& x_TC, const at::Tensor& ou
     const Region region(ctx, "dequantize fp8");
     check_matrix(ctx, "out", out_TC);
     check_coded(ctx, "codes", x_TC, out_TC.size(0), out_TC.size(1));
-    UNSLOTH_CHECK(!is_int8(x_TC), "rows of int8 codes are not expanded");
+    UNSLOTH_CHECK(!is_int8(x_TC), "rows of int8 codes are not dequantized");
     if (!ctx.is_cuda()) return dequantize_rows_cpu(x_TC, out_TC);
 #ifdef UNSLOTH_CUDA
     check_rows("out", out_TC, out_TC.size(1), kernels::fp8_longest_read_row);

@@ -180,34 +180,29 @@ void each_key_head(const DeltaShape& shape, const Segments& segments, const Work
 }
 
 /// Sums over tokens of each value head, in order.
-void add_over_tokens(const at::Tensor& terms_TH, const at::Tensor& to_H) {
+void add_over_tokens(const std::vector<float>& terms_TH, const at::Tensor& to_H) {
     if (!to_H.defined()) return;
-    const auto terms = terms_TH.accessor<float, 2>();
-    float* const to = to_H.mutable_data_ptr<float>();
-    for (int64_t t = 0; t < terms.size(0); ++t)
-        for (int64_t h = 0; h < terms.size(1); ++h) to[h] += terms[t][h];
+    const auto heads = Scan::size(to_H.numel());
+    for (size_t i = 0; i < terms_TH.size(); ++i) to_H.mutable_data_ptr<float>()[i % heads] += terms_TH[i];
 }
 
 }  // namespace
 
 void delta_forward(const DeltaShape& shape, const Segments& segments, const DeltaInputs& in, const at::Tensor& o_THv,
-                   const Kept& kept) {
+                   const KeptStates& kept) {
     const int64_t k = shape.key_dim, v = shape.value_dim, served = shape.value_heads / shape.key_heads;
     const Rows out_rows(o_THv);
     each_key_head(shape, segments, [&](size_t segment, int64_t key_head) {
         Scan s(shape, in);
-        std::vector<float> states(Scan::size(served * k * v)), out(Scan::size(v));
-        float* const own =
-            kept.values.defined()
-                ? kept.values.mutable_data_ptr<float>() +
-                      (kept.rows_device.const_data_ptr<int32_t>()[segment] * shape.value_heads + key_head * served) *
-                          k * v
-                : nullptr;
-        if (own != nullptr) std::copy_n(own, states.size(), states.data());
+        const bool keeps = kept.keeps(segment);
+        std::vector<float> zeros(keeps ? 0 : Scan::size(served * k * v)), out(Scan::size(v));
+        float* const states = keeps ? kept.data.mutable_data_ptr<float>() +
+                                          (kept.rows[segment] * shape.value_heads + key_head * served) * k * v
+                                    : zeros.data();
         for (int64_t t = segments.q_offsets[segment]; t < segments.q_offsets[segment + 1]; ++t) {
             s.read_keys(t, key_head);
             for (int64_t i = 0; i < served; ++i) {
-                float* const S = states.data() + i * k * v;
+                float* const S = states + i * k * v;
                 s.read_value(t, key_head * served + i);
                 s.advance(S);
                 std::fill(out.begin(), out.end(), 0.0F);
@@ -216,7 +211,6 @@ void delta_forward(const DeltaShape& shape, const Segments& segments, const Delt
                 out_rows.write(t, key_head * served + i, out.data());
             }
         }
-        if (own != nullptr) std::copy(states.begin(), states.end(), own);
     });
 }
 
@@ -227,9 +221,9 @@ void delta_backward(const DeltaShape& shape, const Segments& segments, const Del
     const std::vector<int64_t> first = first_chunks(segments);
     const Rows dout_rows(do_THv);
     const auto column = [](const at::Tensor& x, int64_t begin, int64_t n) { return Rows(x.narrow(1, begin, n)); };
-    const at::Tensor da_TH = at::empty({in.a_TH.size(0), shape.value_heads}), dlog_TH = at::empty_like(da_TH);
-    float *const borders = states.mutable_data_ptr<float>(), *const da = da_TH.mutable_data_ptr<float>(),
-                 *const dlog = dlog_TH.mutable_data_ptr<float>();
+    const int64_t seen = segments.q_offsets.back();
+    std::vector<float> da(Scan::size(seen * shape.value_heads)), dlog(da.size());
+    float* const borders = states.mutable_data_ptr<float>();
     each_key_head(shape, segments, [&](size_t segment, int64_t key_head) {
         const int64_t begin = segments.q_offsets[segment], end = segments.q_offsets[segment + 1];
         Scan s(shape, in);
@@ -276,8 +270,9 @@ void delta_backward(const DeltaShape& shape, const Segments& segments, const Del
                     dvalue.write(t, back.dv.data());
                     const float dbeta = back.dbeta * s.gates.beta * (1.0F - s.gates.beta);
                     db.write(t, &dbeta);
-                    da[t * shape.value_heads + head] = back.dlog_decay * s.gates.slope;
-                    dlog[t * shape.value_heads + head] = back.dlog_decay * s.gates.log_decay;
+                    const size_t at_head = Scan::size(t * shape.value_heads + head);
+                    da[at_head] = back.dlog_decay * s.gates.slope;
+                    dlog[at_head] = back.dlog_decay * s.gates.log_decay;
                 }
             }
         }
@@ -294,10 +289,10 @@ void delta_backward(const DeltaShape& shape, const Segments& segments, const Del
             dkey.write(t, dx.data());
         }
     });
-    const int64_t seen = segments.q_offsets.back();
-    out.a_TH.narrow(0, 0, seen).copy_(da_TH.narrow(0, 0, seen));
-    add_over_tokens(da_TH.narrow(0, 0, seen), out.dt_bias_H);
-    add_over_tokens(dlog_TH.narrow(0, 0, seen), out.a_log_H);
+    const Rows da_rows(out.a_TH);
+    for (int64_t t = 0; t < seen; ++t) da_rows.write(t, da.data() + t * shape.value_heads);
+    add_over_tokens(da, out.dt_bias_H);
+    add_over_tokens(dlog, out.a_log_H);
 }
 
 }  // namespace unsloth::ops::cpu

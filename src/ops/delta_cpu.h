@@ -6,7 +6,7 @@
 namespace unsloth::ops::cpu {
 
 void delta_forward(const DeltaShape& shape, const Segments& segments, const DeltaInputs& in, const at::Tensor& o_THv,
-                   const Kept& kept);
+                   const KeptStates& kept);
 void delta_backward(const DeltaShape& shape, const Segments& segments, const DeltaInputs& in, const at::Tensor& do_THv,
                     const at::Tensor& states, const DeltaGradients& out);
 

@@ -1,6 +1,7 @@
 #include "unsloth/ops/gated_delta.h"
 
 #include <cmath>
+#include <optional>
 
 #include "ops/checks.h"
 #include "ops/cpu_rows.h"
@@ -32,41 +33,76 @@ std::vector<int32_t> starts(const Segments& segments) {
     return of_token;
 }
 
-/// The sums before SiLU of one channel's taps; `first`: of the token's segment; before: the rows before it, if any.
+/// The sums before SiLU of one channel's taps; `first`: of the token's segment; `sum`: of taps before that.
 float convolve(const cpu::Rows& x, const float* taps, int64_t width, int64_t t, int64_t first, int64_t channel,
-               const cpu::Rows* before = nullptr) {
-    float sum = 0, value = 0;
-    for (int64_t tap = 0; tap < width; ++tap) {
-        const int64_t token = t - (width - 1 - tap);
-        if (token >= first)
-            x.read_into(token, channel, 1, &value);
-        else if (before != nullptr)
-            before->read_into(token - first + width - 1, channel, 1, &value);
-        else
-            continue;
+               float sum = 0) {
+    float value = 0;
+    for (int64_t tap = std::max<int64_t>(0, width - 1 - (t - first)); tap < width; ++tap) {
+        x.read_into(t - (width - 1 - tap), channel, 1, &value);
         sum += taps[tap] * value;
     }
     return sum;
 }
 
-/// A segment's last rows, after the convolution has read the ones before it.
-void keep_rows(const at::Tensor& x_TC, int64_t first, int64_t end, const at::Tensor& rows_wC) {
-    const int64_t count = rows_wC.size(0), more = std::min(count, end - first);
-    if (more < count) rows_wC.narrow(0, 0, count - more).copy_(rows_wC.narrow(0, more, count - more).clone());
-    rows_wC.narrow(0, count - more, more).copy_(x_TC.narrow(0, end - more, more));
+void check_kept(const Context& ctx, const KeptStates& kept, const Segments& segments, at::IntArrayRef sizes,
+                at::ScalarType type) {
+    if (!kept.defined()) return;
+    UNSLOTH_CHECK(kept.data.dim() == static_cast<int64_t>(sizes.size()) + 1 && kept.data.sizes().slice(1) == sizes,
+                  "kept states of ", kept.data.sizes(), " for ", sizes);
+    check_contiguous(ctx, "kept states", kept.data, kept.data.sizes(), type);
+    UNSLOTH_CHECK(static_cast<int64_t>(kept.rows.size()) == segments.count(), kept.rows.size(), " kept states for ",
+                  segments.count(), " segments");
+    for (const int32_t row : kept.rows)
+        UNSLOTH_CHECK(row >= 0 && row < kept.data.size(0), "kept state ", row, " of ", kept.data.size(0));
 }
 
-/// `kept` fits segments of values of this type and of these sizes behind the rows.
-void check_kept(const Context& ctx, const Segments& segments, const Kept& kept, at::IntArrayRef sizes,
-                at::ScalarType type) {
-    if (!kept.values.defined()) return;
-    std::vector<int64_t> all{kept.values.size(0)};
-    all.insert(all.end(), sizes.begin(), sizes.end());
-    check_contiguous(ctx, "kept", kept.values, all, type);
-    UNSLOTH_CHECK(kept.rows_device.scalar_type() == at::kInt && kept.rows_device.is_contiguous() &&
-                      kept.rows_device.numel() >= segments.count() && kept.rows_device.device() == ctx.device(),
-                  "rows of what ", segments.count(), " segments keep");
-}
+/// The last inputs of sequences, which a convolution goes on from.
+class KeptInputs {
+  public:
+    KeptInputs(const KeptStates& kept, const Segments& segments, const cpu::Rows& x, int64_t channels, int64_t width)
+        : kept_(kept), segments_(segments), x_(x), channels_(channels), width_(width) {
+        if (!kept.defined()) return;
+        rows_ = cpu::Rows(kept.data.view({-1, channels}));
+        for (size_t s = 0; s + 1 < segments.q_offsets.size(); ++s)
+            of_token_.resize(static_cast<size_t>(segments.q_offsets[s + 1]), kept.keeps(s) ? kept.rows[s] : -1);
+    }
+    /// Of the taps that fall before the segment, which begins at token `first`.
+    float convolve(const float* taps, int64_t t, int64_t first, int64_t channel) const {
+        if (!kept_.defined() || of_token_[static_cast<size_t>(t)] < 0) return 0;
+        const int64_t row = of_token_[static_cast<size_t>(t)] * (width_ - 1);
+        float sum = 0, value = 0;
+        for (int64_t tap = 0; tap < width_ - 1 - (t - first); ++tap) {
+            rows_->read_into(row + t - first + tap, channel, 1, &value);
+            sum += taps[tap] * value;
+        }
+        return sum;
+    }
+    void take() const {
+        if (!kept_.defined()) return;
+        std::vector<float> row(static_cast<size_t>(channels_));
+        for (size_t s = 0; s < kept_.rows.size(); ++s) {
+            if (!kept_.keeps(s)) continue;
+            const int64_t first = segments_.q_offsets[s], end = segments_.q_offsets[s + 1],
+                          own = kept_.rows[s] * (width_ - 1);
+            for (int64_t i = 0; i < width_ - 1; ++i) {  // in this order none is read that was written
+                const int64_t t = end - (width_ - 1) + i;
+                if (t >= first)
+                    x_.read_into(t, 0, channels_, row.data());
+                else
+                    rows_->read_into(own + width_ - 1 + t - first, 0, channels_, row.data());
+                rows_->write(own + i, row.data());
+            }
+        }
+    }
+
+  private:
+    const KeptStates& kept_;
+    const Segments& segments_;
+    const cpu::Rows& x_;
+    int64_t channels_, width_;
+    std::optional<cpu::Rows> rows_;
+    std::vector<int32_t> of_token_;
+};
 
 void check_heads(const Context& ctx, const char* name, const at::Tensor& x, const at::Tensor& like) {
     check_tensor(ctx, name, x, like.sizes(), like.scalar_type());
@@ -96,42 +132,35 @@ void check_delta(const Context& ctx, const DeltaShape& shape, const Segments& se
 }  // namespace
 
 void short_conv_forward(Context& ctx, const Segments& segments, const at::Tensor& x_TC, const at::Tensor& weight_Cw,
-                        const at::Tensor& y_TC, const Kept& kept) {
+                        const at::Tensor& y_TC, const KeptStates& kept) {
     const Region region(ctx, "short_conv");
     check_segments(segments, x_TC);
     check_compute_tensor(ctx, "x", x_TC, x_TC.sizes());
     check_tensor(ctx, "y", y_TC, x_TC.sizes(), x_TC.scalar_type());
     const int64_t channels = x_TC.size(1), width = weight_Cw.size(-1);
     check_contiguous(ctx, "weight", weight_Cw, {channels, width}, at::kFloat);
-    check_kept(ctx, segments, kept, {width - 1, channels}, x_TC.scalar_type());
+    check_kept(ctx, kept, segments, {width - 1, channels}, x_TC.scalar_type());
 #ifdef UNSLOTH_CUDA
     if (ctx.is_cuda()) return short_conv_forward_cuda(ctx, segments, x_TC, weight_Cw, y_TC, kept);
 #endif
     const cpu::Rows x(x_TC), y(y_TC);
+    const KeptInputs before(kept, segments, x, channels, width);
     const std::vector<int32_t> first = starts(segments);
-    std::vector<cpu::Rows> before;  // by segment
-    std::vector<std::size_t> segment_of;
-    const auto kept_rows = [&](std::size_t s) { return kept.values[kept.rows_device.const_data_ptr<int32_t>()[s]]; };
-    if (kept.values.defined())
-        for (std::size_t s = 0; s + 1 < segments.q_offsets.size(); ++s) {
-            before.emplace_back(kept_rows(s));
-            segment_of.resize(static_cast<std::size_t>(segments.q_offsets[s + 1]), s);
-        }
     const float* const taps = weight_Cw.const_data_ptr<float>();
     at::parallel_for(
         0, static_cast<int64_t>(first.size()), cpu::grain_size(8 * channels), [&](int64_t from, int64_t to) {
             std::vector<float> out(static_cast<size_t>(channels));
             for (int64_t t = from; t < to; ++t) {
                 for (int64_t c = 0; c < channels; ++c) {
-                    const float sum = convolve(x, taps + c * width, width, t, first[static_cast<size_t>(t)], c,
-                                               before.empty() ? nullptr : &before[segment_of[static_cast<size_t>(t)]]);
+                    const int32_t begin = first[static_cast<size_t>(t)];
+                    const float* const own = taps + c * width;
+                    const float sum = convolve(x, own, width, t, begin, c, before.convolve(own, t, begin, c));
                     out[static_cast<size_t>(c)] = sum * sigmoid(sum);
                 }
                 y.write(t, out.data());
             }
         });
-    for (std::size_t s = 0; s < before.size(); ++s)
-        keep_rows(x_TC, segments.q_offsets[s], segments.q_offsets[s + 1], kept_rows(s));
+    before.take();
 }
 
 void short_conv_backward(Context& ctx, const Segments& segments, const at::Tensor& dy_TC, const at::Tensor& x_TC,
@@ -181,10 +210,10 @@ void short_conv_backward(Context& ctx, const Segments& segments, const at::Tenso
 }
 
 void delta_rule_forward(Context& ctx, const DeltaShape& shape, const Segments& segments, const DeltaInputs& in,
-                        const at::Tensor& o_THv, const Kept& kept) {
+                        const at::Tensor& o_THv, const KeptStates& kept) {
     const Region region(ctx, "delta_rule");
     check_delta(ctx, shape, segments, in, o_THv);
-    check_kept(ctx, segments, kept, {shape.value_heads, shape.key_dim, shape.value_dim}, at::kFloat);
+    check_kept(ctx, kept, segments, {shape.value_heads, shape.key_dim, shape.value_dim}, at::kFloat);
 #ifdef UNSLOTH_CUDA
     if (ctx.is_cuda()) return delta_forward_cuda(ctx, shape, segments, in, o_THv, kept);
 #endif

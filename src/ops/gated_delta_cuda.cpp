@@ -35,6 +35,11 @@ float* floats_of_gradient(const at::Tensor& x) {
     return x.defined() ? x.mutable_data_ptr<float>() : nullptr;
 }
 
+/// But for the last one, where nothing is kept.
+int places_of(const KeptStates& kept) {
+    return static_cast<int>(kept.data.size(0)) - 1;
+}
+
 /// ctx.workspace, which must hold this much.
 void* workspace_of(const Context& ctx, int64_t bytes, const char* what) {
     if (bytes == 0) return nullptr;
@@ -87,10 +92,10 @@ kernels::SigmoidGate gate_of(const at::Tensor& x_THd, const at::Tensor& gate_THd
 }  // namespace
 
 void short_conv_forward_cuda(const Context& ctx, const Segments& segments, const at::Tensor& x_TC,
-                             const at::Tensor& weight_Cw, const at::Tensor& y_TC, const Kept& kept) {
+                             const at::Tensor& weight_Cw, const at::Tensor& y_TC, const KeptStates& kept) {
     kernels::ShortConv p = conv_of(segments, x_TC, weight_Cw);
     p.y = target_of(y_TC);
-    if (kept.values.defined()) p.kept = {kept.values.mutable_data_ptr(), kept.rows_device.const_data_ptr<int32_t>()};
+    if (kept.defined()) p.kept = {kept.data.mutable_data_ptr(), kept.rows_S.const_data_ptr<int32_t>(), places_of(kept)};
     kernels::short_conv_forward(p, stream_of(ctx));
 }
 
@@ -113,16 +118,16 @@ int64_t delta_workspace_cuda(const DeltaShape& shape, at::ScalarType dtype, int6
 }
 
 void delta_forward_cuda(const Context& ctx, const DeltaShape& shape, const Segments& segments, const DeltaInputs& in,
-                        const at::Tensor& o_THv, const Kept& kept) {
+                        const at::Tensor& o_THv, const KeptStates& kept) {
     kernels::DeltaForward p;
     p.shape = heads_of(shape);
     p.segments = segments_on_device(segments);
     p.in = read_of(in);
     p.o = target_rows(o_THv);
-    if (kept.values.defined())
-        p.kept = {kept.values.mutable_data_ptr<float>(), kept.rows_device.const_data_ptr<int32_t>()};
+    if (kept.defined())
+        p.kept = {kept.data.mutable_data_ptr<float>(), kept.rows_S.const_data_ptr<int32_t>(), places_of(kept)};
     const bool kernel_sizes = shape.key_dim == 128 && shape.value_dim == 128;
-    if (kernel_sizes && kept.values.defined() && p.segments.tokens == segments.count())
+    if (kernel_sizes && kept.defined() && p.segments.tokens == segments.count())
         return kernels::delta_decode(p, stream_of(ctx));
     const bool chunked = kernels::delta_chunked_serves(p.shape, p.in.type) && rows_allow_16_bytes(in.mixed_TC) &&
                          rows_allow_16_bytes(o_THv);

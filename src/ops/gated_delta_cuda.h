@@ -6,13 +6,13 @@
 namespace unsloth::ops {
 
 void short_conv_forward_cuda(const Context& ctx, const Segments& segments, const at::Tensor& x_TC,
-                             const at::Tensor& weight_Cw, const at::Tensor& y_TC, const Kept& kept);
+                             const at::Tensor& weight_Cw, const at::Tensor& y_TC, const KeptStates& kept);
 void short_conv_backward_cuda(const Context& ctx, const Segments& segments, const at::Tensor& dy_TC,
                               const at::Tensor& x_TC, const at::Tensor& weight_Cw, const at::Tensor& dx_TC,
                               const at::Tensor& dweight_Cw);
 
 void delta_forward_cuda(const Context& ctx, const DeltaShape& shape, const Segments& segments, const DeltaInputs& in,
-                        const at::Tensor& o_THv, const Kept& kept);
+                        const at::Tensor& o_THv, const KeptStates& kept);
 void delta_backward_cuda(const Context& ctx, const DeltaShape& shape, const Segments& segments, const DeltaInputs& in,
                          const at::Tensor& do_THv, const at::Tensor& states, const DeltaGradients& out);
 int64_t delta_workspace_cuda(const DeltaShape& shape, at::ScalarType dtype, int64_t tokens, int64_t segments,

@@ -26,7 +26,7 @@ void warn_of(const std::string& source, std::size_t left_out, std::size_t all, c
         source, ": ", left_out, " of ", all, " choices of kernels do not hold here and are left to cuBLASLt's ",
         "own choice (measured with cuBLASLt ", measured.cublaslt, " and our kernels ", measured.own, "; here are ",
         here.cublaslt, " and ", here.own, kernels::built_for_hopper() ? "" : ", without those for Hopper",
-        "): products are slower. unsloth-train tune measures anew.");
+        "): products are slower. unsloth-train tune measures again.");
 }
 #endif
 

@@ -1,18 +1,21 @@
-// Flash attention where LibTorch has it, of 16-bit values; else a kv head after the other by plain products.
+// cuDNN for long ranges of 16-bit values, else LibTorch's flash attention; a kv head after the other by plain products
+// where neither serves.
 #include "ops/range_attention_cuda.h"
 
+#if UNSLOTH_CUDA
 #include <ATen/ops/_scaled_dot_product_flash_attention.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_backward.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/logsumexp.h>
 #include <ATen/ops/matmul.h>
+#include <ATen/ops/scaled_dot_product_attention.h>
+
+#include <functional>
+
+#include "ops/range_attention_cudnn.h"
 
 namespace unsloth::ops {
 namespace {
-
-bool has_flash(const AttentionShape& shape, at::ScalarType dtype) {
-    return dtype != at::kFloat && shape.head_dim % 8 == 0 && shape.head_dim <= 256;
-}
 
 /// Rows [begin, end) as [1, heads, rows, d].
 at::Tensor rows_of_range(const at::Tensor& x_THd, int32_t begin, int32_t end) {
@@ -29,6 +32,16 @@ at::Tensor keys(const AttentionRange& range, const at::Tensor& x_SKd) {
 struct Alike {
     AttentionRange first;
     int64_t count = 1, length = 0;
+    AttentionRange range(int64_t i) const {
+        const auto by = static_cast<int32_t>(i * length);
+        return {first.q_begin + by, first.q_end + by, first.k_begin + by, first.k_end + by};
+    }
+    /// Whether `one` took all of them; it takes none or all, since they have one shape.
+    bool each(const std::function<bool(const AttentionRange&)>& one) const {
+        for (int64_t i = 0; i < count; ++i)
+            if (!one(range(i))) return false;
+        return true;
+    }
     /// Their rows as [count, heads, length, d].
     at::Tensor rows(const at::Tensor& x_THd, int32_t begin, int64_t each) const {
         return x_THd.narrow(0, begin, count * each).unflatten(0, {count, each}).transpose(1, 2);
@@ -121,14 +134,30 @@ void plain_backward(const AttentionShape& shape, const AttentionRange& range, co
 
 }  // namespace
 
-void range_forward_cuda(const AttentionShape& shape, const std::vector<AttentionRange>& ranges, const at::Tensor& q_THd,
-                        const at::Tensor& k_SKd, const at::Tensor& v_SKd, const at::Tensor& out_THd,
-                        const at::Tensor& lse_HT) {
-    if (!has_flash(shape, q_THd.scalar_type())) {
-        for (const AttentionRange& range : ranges) plain_forward(shape, range, q_THd, k_SKd, v_SKd, out_THd, lse_HT);
-        return;
-    }
+void range_forward_cuda(const Context& ctx, const AttentionShape& shape, const std::vector<AttentionRange>& ranges,
+                        const at::Tensor& q_THd, const at::Tensor& k_SKd, const at::Tensor& v_SKd,
+                        const at::Tensor& out_THd, const at::Tensor& lse_HT) {
+    const bool flash = has_flash(shape, q_THd.scalar_type());
+    // LibTorch's kernel for fp32, which gives no statistics
+    const bool efficient = !lse_HT.defined() && shape.heads == shape.kv_heads && shape.head_dim % 8 == 0;
     for (const Alike& some : batches_of(ranges)) {
+        const auto by_cudnn = [&](const AttentionRange& range) {
+            return range_forward_cudnn(ctx, shape, range, q_THd, k_SKd, v_SKd, out_THd, lse_HT);
+        };
+        if (some.each(by_cudnn)) continue;
+        if (!flash && efficient) {
+            some.queries(out_THd).copy_(
+                at::scaled_dot_product_attention(some.queries(q_THd), some.keys(k_SKd), some.keys(v_SKd), {},
+                                                 /*dropout_p=*/0.0, /*is_causal=*/false, shape.scale));
+            continue;
+        }
+        if (!flash) {
+            some.each([&](const AttentionRange& range) {
+                plain_forward(shape, range, q_THd, k_SKd, v_SKd, out_THd, lse_HT);
+                return true;
+            });
+            continue;
+        }
         const auto made = at::_scaled_dot_product_flash_attention(
             some.queries(q_THd), some.keys(k_SKd), some.keys(v_SKd), /*dropout_p=*/0.0,
             /*is_causal=*/false, /*return_debug_mask=*/false, shape.scale);
@@ -137,20 +166,24 @@ void range_forward_cuda(const AttentionShape& shape, const std::vector<Attention
     }
 }
 
-void range_backward_cuda(const AttentionShape& shape, const std::vector<AttentionRange>& ranges,
+void range_backward_cuda(const Context& ctx, const AttentionShape& shape, const std::vector<AttentionRange>& ranges,
                          const at::Tensor& dout_THd, const at::Tensor& q_THd, const at::Tensor& k_SKd,
                          const at::Tensor& v_SKd, const at::Tensor& out_THd, const at::Tensor& lse_HT,
-                         const at::Tensor& dq_THd, const at::Tensor& dk_SKd, const at::Tensor& dv_SKd,
-                         bool deterministic) {
+                         const at::Tensor& dq_THd, const at::Tensor& dk_SKd, const at::Tensor& dv_SKd) {
     dk_SKd.zero_();
     dv_SKd.zero_();
     const at::Tensor no_seed = at::empty({}, at::TensorOptions(at::kLong).device(q_THd.device()));  // no dropout
-    if (deterministic || !has_flash(shape, q_THd.scalar_type())) {
+    if (ctx.deterministic || !has_flash(shape, q_THd.scalar_type())) {
         for (const AttentionRange& range : ranges)
             plain_backward(shape, range, dout_THd, q_THd, k_SKd, v_SKd, out_THd, lse_HT, dq_THd, dk_SKd, dv_SKd);
         return;
     }
     for (const Alike& some : batches_of(ranges)) {
+        const auto by_cudnn = [&](const AttentionRange& range) {
+            return range_backward_cudnn(ctx, shape, range, dout_THd, q_THd, k_SKd, v_SKd, out_THd, lse_HT, dq_THd,
+                                        dk_SKd, dv_SKd);
+        };
+        if (some.each(by_cudnn)) continue;
         const auto [dq, dk, dv] = at::_scaled_dot_product_flash_attention_backward(
             some.queries(dout_THd), some.queries(q_THd), some.keys(k_SKd), some.keys(v_SKd), some.queries(out_THd),
             some.lse(lse_HT).contiguous(), /*cum_seq_q=*/{}, /*cum_seq_k=*/{}, some.length,
@@ -162,20 +195,5 @@ void range_backward_cuda(const AttentionShape& shape, const std::vector<Attentio
     }
 }
 
-int64_t range_attention_library_bytes(at::Device device, at::ScalarType dtype, const AttentionShape& shape,
-                                      int64_t queries, int64_t keys, bool backward, bool deterministic) {
-    if (!device.is_cuda()) return 0;
-    constexpr int64_t rounding = int64_t{8} << 20, wide = static_cast<int64_t>(sizeof(float));
-    const auto each = static_cast<int64_t>(c10::elementSize(dtype));
-    const int64_t of_queries = queries * shape.heads * shape.head_dim, of_keys = keys * shape.heads * shape.head_dim;
-    const int64_t rows = queries * shape.heads * wide, of_kv_heads = keys * shape.kv_heads * shape.head_dim;
-    if (has_flash(shape, dtype) && !(backward && deterministic))
-        // out; backward also dq, its sums, and the gradients of keys and values for each head and summed. Measured on
-        // an H200 (LibTorch 2.11): 144 MB of 160 for 512 queries of 32 heads on 6,404 keys of 8.
-        return of_queries * each + rows + rounding +
-               (backward ? of_queries * (each + wide) + rows + 2 * (of_keys + of_kv_heads) * each : 0);
-    const int64_t group = shape.heads / shape.kv_heads, scores = group * queries * keys * wide;
-    return (backward ? 4 : 2) * scores + 6 * (group * queries + keys) * shape.head_dim * wide + rounding;
-}
-
 }  // namespace unsloth::ops
+#endif

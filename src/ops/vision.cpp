@@ -5,9 +5,7 @@
 #include <numbers>
 
 #include "ops/checks.h"
-#include "ops/cpu_attention.h"
 #include "ops/glu_cpu.h"
-#include "ops/vision_cuda.h"
 #include "unsloth/ops/profiler.h"
 #ifdef UNSLOTH_CUDA
 #include "kernels/vision.h"
@@ -258,38 +256,6 @@ void gelu(Context& ctx, const at::Tensor& x_PF, Gelu form) {
         {x_PF.size(0), x_PF.size(1), dtype_of(x_PF), {x_PF.mutable_data_ptr(), x_PF.stride(0)}, form == Gelu::tanh},
         static_cast<cudaStream_t>(ctx.stream()));
 #endif
-}
-
-int64_t full_attention_library_bytes(at::Device device, at::ScalarType dtype, int64_t patches, int64_t heads,
-                                     int64_t d) {
-    if (!device.is_cuda()) return 0;
-    constexpr int64_t rounding = int64_t{2} << 20;
-    const auto each = static_cast<int64_t>(c10::elementSize(dtype));
-    const int64_t scores = d % 8 == 0 ? 0 : 3 * heads * patches * patches;
-    return (patches * heads * d + scores) * each + patches * heads * static_cast<int64_t>(sizeof(float)) + rounding;
-}
-
-void full_attention_forward(Context& ctx, double scale, const std::vector<int32_t>& offsets, const at::Tensor& q_PHd,
-                            const at::Tensor& k_PHd, const at::Tensor& v_PHd, const at::Tensor& out_PHd) {
-    const Region region(ctx, "full_attention");
-    UNSLOTH_CHECK(q_PHd.dim() == 3 && !offsets.empty() && offsets.back() == q_PHd.size(0), "segments end at ",
-                  offsets.empty() ? 0 : offsets.back(), " of ", q_PHd.sizes());
-    check_compute_tensor(ctx, "q", q_PHd, q_PHd.sizes());
-    for (const at::Tensor& other : {k_PHd, v_PHd, out_PHd})
-        check_tensor(ctx, "k, v or out", other, q_PHd.sizes(), q_PHd.scalar_type());
-#ifdef UNSLOTH_CUDA
-    if (ctx.is_cuda()) return full_attention_cuda(scale, offsets, q_PHd, k_PHd, v_PHd, out_PHd);
-#endif
-    const cpu::Rows q(q_PHd), k(k_PHd), v(v_PHd), out(out_PHd);
-    const int64_t heads = q_PHd.size(1), segments = static_cast<int64_t>(offsets.size()) - 1;
-    at::parallel_for(0, segments * heads, 1, [&](int64_t begin, int64_t end) {
-        for (int64_t i = begin; i < end; ++i) {
-            const auto segment = static_cast<size_t>(i / heads);
-            const int64_t head = i % heads, first = offsets[segment], last = offsets[segment + 1];
-            const cpu::HeadRows key(k, head, first, last), value(v, head, first, last);
-            cpu::attend(static_cast<float>(scale), first, last, head, last - first, key, value, q, out);
-        }
-    });
 }
 
 }  // namespace unsloth::ops

@@ -30,7 +30,7 @@ void take_least(const config::Config& config, at::Device device, comm::Group& gr
 }
 
 /// Whether the plan has all layers where model.device_map says.
-bool lies_as_mapped(const config::Config& config, const spec::RunPlan& run, int gpu) {
+bool follows_device_map(const config::Config& config, const spec::RunPlan& run, int gpu) {
     const config::DeviceMap map(config.model);
     if (map.automatic()) return true;
     std::vector<spec::Place> places;
@@ -50,11 +50,11 @@ bool keep_before(const config::Config& config, model::ModelPlan& plan, const Mac
         return false;
     if (!run || !automatic || static_cast<int64_t>(run->layers.size()) != plan.spec().num_layers) return false;
     const at::Device device = plan.request().device;
-    if (!lies_as_mapped(config, *run, ops::gpu_number(device))) return false;
+    if (!follows_device_map(config, *run, ops::gpu_number(device))) return false;
     run->head_tile = plan.request().run.head_tile;
     run->pass_rows = plan.request().run.pass_rows;
     if (!holds(memory_budget(config, device, machine), plan.estimate(*run), device)) {
-        log::info("the plan of the run that this one goes on from does not fit here: a new one is made");
+        log::info("the checkpoint's memory plan does not fit here: planning again");
         return false;
     }
     plan.set_run(*std::move(run));

@@ -25,7 +25,7 @@ bool may_leave_device(const model::LoadRequest& request) {
 }
 
 bool may_lie_on_disk(const model::ModelPlan& plan) {
-    return plan.request().tp.alone() && (plan.request().offload_folder || plan.lies_in_checkpoint());
+    return plan.request().tp.alone() && (plan.request().offload_folder || plan.reads_checkpoint_in_place());
 }
 
 bool holds(const MemoryBudget& budget, const spec::MemoryNeed& need, at::Device device) {

@@ -363,7 +363,7 @@ Machine machine_of(at::Device device) {
 void choose_memory_use(const config::Config& config, model::ModelPlan& plan, int64_t micro_batches,
                        const std::optional<Machine>& machine) {
     Choice(config, plan, micro_batches, machine ? *machine : machine_of(plan.request().device)).make();
-    plan.require_expanded();
+    plan.require_dequantized();
 }
 
 double predicted_step_ms(const model::ModelPlan& plan, const planner::Card& card, int64_t micro_batches) {

@@ -19,16 +19,16 @@ void require_shareable(const config::Config& config, const weights::ShardingPoli
     const char* const answers = asks_for_answers(config.training);
     if (sharding.splits_values() && answers != nullptr)
         throw Error("parallel.unsupported",
-                    cat(answers, " does not go with distributed.zero_stage 3: a rank alone cannot answer"),
+                    cat(answers, " cannot be combined with distributed.zero_stage 3: a rank alone cannot answer"),
                     "Leave one of the two out.");
     const bool decides = config::learns_decisions(config.training.objective);
     if (decides && config.distributed.cp_size > 1)
         throw Error("parallel.unsupported",
                     cat("distributed.cp_size ", config.distributed.cp_size,
-                        " does not go with training.objective decision: rows are not cut"),
+                        " cannot be combined with training.objective decision: rows are not cut"),
                     "Train data parallel.");
     if (config.distributed.tp_size == 1) return;
-    const std::string size = cat("distributed.tp_size ", config.distributed.tp_size, " does not go with ");
+    const std::string size = cat("distributed.tp_size ", config.distributed.tp_size, " cannot be combined with ");
     if (answers != nullptr)
         throw Error("parallel.unsupported", cat(size, answers, ": a rank alone cannot answer"),
                     "Leave one of the two out.");

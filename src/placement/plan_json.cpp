@@ -14,7 +14,7 @@ using Json = nlohmann::ordered_json;
 
 Json groups_of(const model::ModelPlan& plan, const model::ModelPlan* teacher) {
     std::map<std::string, int64_t> groups = plan.groups();
-    if (plan.request().device.is_cuda()) groups["scalars, and what the allocator rounds up"] = plan.beside_arenas();
+    if (plan.request().device.is_cuda()) groups["scalars, and what the allocator rounds up"] = plan.outside_arenas();
     int64_t sum = 0;
     for (const auto& [name, bytes] : groups) sum += bytes;
     groups["shared by buffers that are not alive together"] = plan.total_bytes() - sum;

@@ -60,7 +60,7 @@ void share_out(const config::Config& config, const spec::ModelSpec& spec, const 
     request.sharding = parameter_sharding(config.distributed, stage);
     if (recipe.work == Work::bench) return;
     require_shareable(config, request.sharding);
-    if (ranks.links && request.sharding.share.size > 1) request.sharers = ranks.links->stage();
+    if (ranks.links && request.sharding.share.size > 1) request.data_parallel = ranks.links->stage();
     if (ranks.reach && divides_base(config)) {
         request.peers = ranks.links ? place_of(ranks.links->copies_here()) : weights::Share{copy, copies};
         if (ranks.links) request.peer_ranks = ranks.links->copies_here();
@@ -130,9 +130,12 @@ void fit_to(model::LoadRequest& request, const spec::ModelSpec& spec, data::Batc
     request.run.head_tile = head_chunk_rows(spec, logits, limits.labels);
 }
 
-data::BatchLimits full_rows(const config::Config& config, int64_t rows, int64_t length) {
-    const bool pairs = config::compares_completions(config.training.objective),
-               shared = pairs && config.preference.share_prompt;
+bool shares_prompts(const config::Config& config, const spec::ModelSpec& spec) {
+    return config::compares_completions(config.training.objective) && config.preference.share_prompt && !spec.delta;
+}
+
+data::BatchLimits full_rows(const config::Config& config, const spec::ModelSpec& spec, int64_t rows, int64_t length) {
+    const bool pairs = config::compares_completions(config.training.objective), shared = shares_prompts(config, spec);
     const int64_t texts = rows * (pairs ? 2 : 1);
     data::BatchLimits limits{.tokens = texts * length - (shared ? rows : 0), .segments = texts, .longest = length};
     limits.labels = std::max<int64_t>(1, texts * (length - 1));  // a text's first token is no target

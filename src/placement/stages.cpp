@@ -68,15 +68,16 @@ class Cut {
         Ranges cut;
         const int ranges = shape_.ranks * shape_.chunks;
         for (int number = 0, begin = 0; number < ranges; ++number) {
-            const int behind = ranges - number - 1;
-            int end = layers - behind;
+            const int ranges_after = ranges - number - 1;
+            int end = layers - ranges_after;
             const auto with = [&] {
                 Ranges all = cut;
                 all.push_back({begin, end});
-                for (int i = 0; i < behind; ++i) all.push_back({end + i, i + 1 < behind ? end + i + 1 : layers});
+                for (int i = 0; i < ranges_after; ++i)
+                    all.push_back({end + i, i + 1 < ranges_after ? end + i + 1 : layers});
                 return all;
             };
-            while (behind > 0 && end > begin + 1 && !holds(with(), number % shape_.ranks)) --end;
+            while (ranges_after > 0 && end > begin + 1 && !holds(with(), number % shape_.ranks)) --end;
             cut.push_back({begin, end});
             begin = end;
         }
@@ -120,12 +121,13 @@ bool several_chunks(const config::DistributedOptions& distributed) {
 }
 
 void require_pipelined(const config::Config& config, at::Device device, int64_t layers) {
-    const std::string size = cat("distributed.pp_size ", config.distributed.pp_size, " does not go with ");
+    const std::string size = cat("distributed.pp_size ", config.distributed.pp_size, " cannot be combined with ");
     if (const char* const answers = asks_for_answers(config.training))
         throw Error("parallel.unsupported", cat(size, answers, ": a rank alone cannot answer"),
                     "Leave one of the two out.");
     if (config::traits_of(config.training.objective).has_teacher && !teacher_is_file(config))
-        throw Error("parallel.unsupported", size + "a model as distill.teacher: it stands beside a whole student",
+        throw Error("parallel.unsupported",
+                    size + "a model as distill.teacher: it needs the whole student on each rank",
                     "Let `unsloth-train score --top_k N` write what it says of the rows into a file, and name "
                     "that as distill.teacher.");
     if (const auto asked = layer_plan_of(config.training.gradient_checkpointing);
@@ -165,7 +167,7 @@ model::PipelineShape pipeline_shape(const config::Config& config, int64_t layers
     return {.ranks = ranks,
             .chunks = chunks,
             .micro_batches = static_cast<int>(micro_batches),
-            .under_way = static_cast<int>(distributed.pipeline_micro_batches)};
+            .in_flight = static_cast<int>(distributed.pipeline_micro_batches)};
 }
 
 std::vector<spec::LayerRange> cut_stages(const config::Config& config, const model::ModelPlan& whole,

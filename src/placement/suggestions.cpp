@@ -81,12 +81,13 @@ class Changes {
     void move_layers() {
         add_recomputing(in_host_memory, [](model::LoadRequest& request) { put_layers(request, spec::Place::host); });
         if (!asked_.tp.alone()) return;
-        add_recomputing(cat("layers on the disk (", plan_.lies_in_checkpoint() ? "" : "model.offload_folder FOLDER, ",
-                            "model.device_map auto, or {\"model.layers\": \"disk\", …})"),
-                        [&](model::LoadRequest& request) {
-                            if (!plan_.lies_in_checkpoint()) request.offload_folder = "FOLDER";  // not made for a plan
-                            put_layers(request, spec::Place::disk);
-                        });
+        add_recomputing(
+            cat("layers on the disk (", plan_.reads_checkpoint_in_place() ? "" : "model.offload_folder FOLDER, ",
+                "model.device_map auto, or {\"model.layers\": \"disk\", …})"),
+            [&](model::LoadRequest& request) {
+                if (!plan_.reads_checkpoint_in_place()) request.offload_folder = "FOLDER";  // not made for a plan
+                put_layers(request, spec::Place::disk);
+            });
     }
 
     void use_16_bits() {

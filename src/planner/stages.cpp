@@ -10,11 +10,11 @@ namespace {
 
 constexpr double none = std::numeric_limits<double>::infinity(), rounding = 1 + 1e-9;
 
-/// A bin for layers: it takes from `least` to `most` of them, and `beside` is the time of its other work.
+/// A bin for layers: it takes from `least` to `most` of them, and `other_work` is the time of its other work.
 struct Bin {
-    double beside = 0;
+    double other_work = 0;
     int least = 1, most = 0;
-    double time(int layers, double layer) const { return beside + layers * layer; }
+    double time(int layers, double layer) const { return other_work + layers * layer; }
 };
 
 /// Assigns layers one by one to the bin with the least time, which balances the bins as well as whole layers allow. The
@@ -52,7 +52,7 @@ class Cut {
         std::vector<Bin> bins;
         for (int rank = 0; rank < ranks_; ++rank) {
             Bin& bin = bins.emplace_back(Bin{.least = chunks_, .most = times_.layers});
-            for (const Bin& chunk : chunks_of(rank)) bin.beside += chunk.beside;
+            for (const Bin& chunk : chunks_of(rank)) bin.other_work += chunk.other_work;
             if (!most.empty()) bin.most = std::min(bin.most, most[static_cast<std::size_t>(rank)]);
         }
         const double slowest = longest(bins, fill(bins, times_.layers, times_.layer), times_.layer);
@@ -88,8 +88,8 @@ class Cut {
     /// A rank's ranges, any of which may have all its layers but those that the others need.
     std::vector<Bin> chunks_of(int rank) const {
         std::vector<Bin> bins(static_cast<std::size_t>(chunks_), Bin{.most = times_.layers});
-        if (rank == 0) bins.front().beside += times_.embedding;
-        if (rank == ranks_ - 1) bins.back().beside += times_.head;
+        if (rank == 0) bins.front().other_work += times_.embedding;
+        if (rank == ranks_ - 1) bins.back().other_work += times_.head;
         return bins;
     }
     double slowest_range(int rank, int layers) const {

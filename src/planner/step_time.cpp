@@ -10,14 +10,15 @@ namespace unsloth::planner {
 namespace {
 
 constexpr double tera = 1e12, giga = 1e9;
-constexpr double element = 2;                   // bytes of a 16-bit activation
-constexpr double packed = 0.516, expanded = 2;  // bytes of a parameter in 4 bit with its scales, and in 16
-constexpr double logits_passes = 3.5;           // over the logits: written, read twice, written in half
-constexpr double codes_passes = 1.5;            // over what is quantized: read, and written in half
-constexpr double optimizer_bytes = 40;          // of a trained parameter: values, gradients, moments
+constexpr double element = 2;                      // bytes of a 16-bit activation
+constexpr double packed = 0.516, dequantized = 2;  // bytes of a parameter in 4 bit with its scales, and in 16
+constexpr double logits_passes = 3.5;              // over the logits: written, read twice, written in half
+constexpr double codes_passes = 1.5;               // over what is quantized: read, and written in half
+constexpr double optimizer_bytes = 40;             // of a trained parameter: values, gradients, moments
 constexpr double host_bytes = 34;    // of a parameter that the host updates: the same, and 16-bit values twice
 constexpr double host_memory = 115;  // GB/s of a server's 32 CPUs for it (Llama-2-13B in full, two H200s)
-constexpr double beside = 0.015;     // of a hidden copy's time: it takes the memory's bandwidth from what computes
+constexpr double copy_interference =
+    0.015;  // of a hidden copy's time: it takes the memory's bandwidth from what computes
 constexpr double backward_attention = 2.5;  // of the forward's operations
 // Factors on the time at equal numbers of queries and keys. They apply if a rank's queries are chunks of their keys and
 // cuDNN's packed form runs, because the length is no multiple of dense_step. Measured with 1 x 131072 on two H200s,
@@ -42,7 +43,7 @@ double trained_of_layer(const StepWork& work) {
 }
 
 double image_bytes(const StepWork& work) {
-    return parameters_of_layer(work.model) * (work.in_4bit ? packed : expanded);
+    return parameters_of_layer(work.model) * (work.in_4bit ? packed : dequantized);
 }
 
 double tiles(const StepWork& work) {
@@ -86,7 +87,7 @@ double StepTime::bytes_ms(double bytes) const {
 /// A GEMM with `parameters` parameters; with few tokens reading them takes longer.
 double StepTime::products_ms(double parameters, double tokens, spec::Codes codes) const {
     const double computing = 2 * parameters * tokens / (products_tflops(codes, tokens) * tera) * 1e3;
-    return std::max(computing, bytes_ms(parameters * (codes != spec::Codes::none ? 1 : expanded)));
+    return std::max(computing, bytes_ms(parameters * (codes != spec::Codes::none ? 1 : dequantized)));
 }
 
 /// For what follows attention: a GEMM for each tile of rows.
@@ -131,7 +132,7 @@ LayerTime StepTime::layer(const spec::LayerPlan& plan, const MovedBytes& moved, 
                  thin_backward = work_.adapters ? (inputs + gradients) / (card_.thin * giga) * 1e3 : 0;
 
     // A layer is dequantized once per pass of all micro-batches in flight.
-    const double expanding = work_.in_4bit && !plan.cached ? (packed + expanded) * parameters_of_layer(m) /
+    const double expanding = work_.in_4bit && !plan.cached ? (packed + dequantized) * parameters_of_layer(m) /
                                                                  (card_.dequantise * giga) * 1e3 / as_double(in_flight)
                                                            : 0;
     LayerTime time;
@@ -168,8 +169,8 @@ LayerTime StepTime::layer(const spec::LayerPlan& plan, const MovedBytes& moved, 
                      back = as_double(work_.micro_batches);
         in_backward += own * (2 * back - 1) / back / link / as_double(in_flight);
     }
-    time.forward = std::max({time.forward + beside * (out + in_forward), out, in_forward});
-    time.backward = std::max(time.backward + beside * in_backward, in_backward);
+    time.forward = std::max({time.forward + copy_interference * (out + in_forward), out, in_forward});
+    time.backward = std::max(time.backward + copy_interference * in_backward, in_backward);
     return time;
 }
 

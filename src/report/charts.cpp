@@ -129,15 +129,15 @@ Chart curve_of(const Run& run, const Curve& curve, Points all, const Points& eva
     const bool noisy = !memory && curve.field != &StepRow::learning_rate && all.size() >= least_smoothed;
     const bool small = memory && std::all_of(all.begin(), all.end(), [](auto& p) { return std::abs(p.second) < 1; });
     if (small) all = times(all, 1024);
-    const Points points = thinned(all, most_points), &told = points.empty() ? evals : points;
+    const Points points = thinned(all, most_points), &labelled = points.empty() ? evals : points;
     const double level = planned_level(run, curve) * (small ? 1024 : 1);
     const Frame frame(points, evals, level);
     Chart chart{
         curve.key,
         cat(curve.title, *curve.unit ? cat(" (", small ? "MiB" : curve.unit, ")") : ""),
         frame.grid(),
-        cat(frame.attributes(), " data-points='", data_of(told), "'"),
-        {{"", cat("last ", short_number(told.back().second), noisy ? ", bold: mean of the steps before" : "")}}};
+        cat(frame.attributes(), " data-points='", data_of(labelled), "'"),
+        {{"", cat("last ", short_number(labelled.back().second), noisy ? ", bold: mean of the steps before" : "")}}};
     if (noisy) {
         chart.body += frame.polyline(points, "raw") + frame.polyline(thinned(smoothed(all), most_points), "main");
     } else {
@@ -245,19 +245,19 @@ Chart norms_of(const Run& run, const Points& greatest) {
                 cells.put(static_cast<std::size_t>((frame.x(step) - left) / cells.wide), part, step, norm);
         }
     cells.measure();
-    Json told = Json::array();
+    Json labels = Json::array();
     for (const Points& column : cells.by_column) {
         const auto highest =
             std::max_element(column.begin(), column.end(), [](auto& a, auto& b) { return a.second < b.second; });
         if (highest->second > 0)
-            told.push_back({static_cast<int64_t>(highest->first),
-                            cat(short_number(highest->second), " in ",
-                                run.parts[static_cast<std::size_t>(highest - column.begin())])});
+            labels.push_back({static_cast<int64_t>(highest->first),
+                              cat(short_number(highest->second), " in ",
+                                  run.parts[static_cast<std::size_t>(highest - column.begin())])});
     }
     return {"layer_norms",
             "Layers' gradient norms, before clipping",
             part_labels(run.parts, cells.tall) + frame.step_labels() + shades_of(cells) + cursor(),
-            cat(frame.attributes(), " data-points=\"", escaped(told.dump()), "\""),
+            cat(frame.attributes(), " data-points=\"", escaped(labels.dump()), "\""),
             {{"", cat("faint ", short_number(cells.least), ", full ", short_number(cells.most), ", by logarithm")}}};
 }
 
@@ -306,7 +306,7 @@ Chart memory_of(const Run& run) {
         "planned_memory", "Planned memory", "", "", {{"", cat("in all ", human_bytes(static_cast<int64_t>(planned)))}}};
     if (sum > planned * 1.005)
         chart.legend.back().text +=
-            cat("; ", human_bytes(static_cast<int64_t>(sum - planned)), " serve two purposes in turns");
+            cat("; ", human_bytes(static_cast<int64_t>(sum - planned)), " serve two purposes alternately");
     double most = std::max(1.0, static_cast<double>(groups.front().second)), y = 0;
     const auto add = [&](const char* kind, const std::string& name, int64_t bytes) {
         chart.body += label(0, y + 13, "start", name) + label(chart_width, y + 13, "end", human_bytes(bytes)) +

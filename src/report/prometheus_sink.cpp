@@ -94,7 +94,7 @@ class PrometheusSink final : public RowSink {
         count("unsloth_train_tokens_total", "Input tokens of the logged steps of this process, over all ranks.",
               tokens_);
         count("unsloth_train_trained_tokens_total", "Targets among them.", trained_);
-        if (!told_plan_) tell_plan();
+        if (!plan_reported_) tell_plan();
         if (const auto sample = gpu_.sample()) tell_gpu(*sample);
     }
 
@@ -120,7 +120,7 @@ class PrometheusSink final : public RowSink {
                          0, "reason", reason, (gpu.throttle_reasons & bits) != 0 ? 1 : 0);
     }
     void tell_plan() {
-        told_plan_ = true;
+        plan_reported_ = true;
         const RunFacts facts = read_run_facts(folder_);
         if (facts.total_steps > 0)
             set("unsloth_train_steps_planned", "Optimizer steps of the whole run.", facts.total_steps);
@@ -133,7 +133,7 @@ class PrometheusSink final : public RowSink {
     GpuMonitor gpu_;
     UnslothMetrics* metrics_ = nullptr;
     int64_t tokens_ = 0, trained_ = 0;
-    bool told_plan_ = false;
+    bool plan_reported_ = false;
 };
 
 }  // namespace

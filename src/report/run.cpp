@@ -88,7 +88,7 @@ std::string advice_on_folder(const std::filesystem::path& folder) {
 }
 
 /// The file's contents after `offset`.
-std::string read_behind(const std::filesystem::path& path, std::uintmax_t offset, struct stat& about) {
+std::string read_from(const std::filesystem::path& path, std::uintmax_t offset, struct stat& about) {
     const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
     if (fd < 0 || ::fstat(fd, &about) != 0) {
         const int error = errno;
@@ -140,7 +140,7 @@ std::string Run::killed_text() const {
     const bool elsewhere = use.state == FolderUse::State::left && !use.here;
     return cat("stopped without finishing ",
                steps.empty() ? std::string("before a step was logged") : cat("at step ", steps.back().step),
-               elsewhere ? cat(", unless ", use.holder, " still runs it") : "", " (last sign of life ", time, ")");
+               elsewhere ? cat(", unless ", use.holder, " still runs it") : "", " (last heartbeat ", time, ")");
 }
 
 double Run::seconds_left() const {
@@ -228,12 +228,12 @@ void RunReader::read_facts() {
 bool RunReader::update() {
     run_.use = folder_use(run_.folder);  // first: a run that ends writes its last row, then leaves the folder
     struct stat about{};
-    std::string content = read_behind(metrics_, read_, about);
+    std::string content = read_from(metrics_, read_, about);
     if ((inode_ != 0 && about.st_ino != inode_) || static_cast<std::uintmax_t>(about.st_size) < read_) {
         run_.steps.clear(), run_.evals.clear(), run_.parts.clear(), run_.ending.reset(), begun_.clear();
         read_ = 0;
         read_facts();
-        content = read_behind(metrics_, 0, about);
+        content = read_from(metrics_, 0, about);
     }
     inode_ = about.st_ino;
     run_.last_sign = about.st_mtim.tv_sec;
@@ -276,7 +276,7 @@ void RunReader::read_completions() {
         completions_read_ = 0;
     }
     struct stat about{};
-    const std::string content = read_behind(file, completions_read_, about);
+    const std::string content = read_from(file, completions_read_, about);
     completions_read_ += content.size();
     begun_completion_ += content;
     std::size_t start = 0;

@@ -43,7 +43,7 @@ void PrintedLines::write(std::string line) {
 }
 
 void PrintedLines::end_step() {
-    if (dropped_ > 0) log_(cat("[reward] … left out ", dropped_, " more bytes of this step's output"));
+    if (dropped_ > 0) log_(cat("[reward] … omitted ", dropped_, " more bytes of this step's output"));
     written_ = dropped_ = 0;
 }
 

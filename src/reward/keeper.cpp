@@ -173,11 +173,11 @@ void Keeper::drive(std::vector<Call>& calls, int64_t step) {
     std::deque<Task> tasks;
     for (Call& call : calls) tasks.push_back({&call, &helpers_[call.helper]});
     // The first unfinished task of each helper is running.
-    std::map<Helper*, Task*> under_way;
+    std::map<Helper*, Task*> running;
     for (;;) {
         auto until = Clock::time_point::max();
         for (Task& task : tasks) {
-            Task*& current = under_way[task.helper];
+            Task*& current = running[task.helper];
             if (task.state == Task::State::done || (current != nullptr && current != &task)) continue;
             if (current == nullptr) begin(task);
             current = &task;
@@ -189,7 +189,7 @@ void Keeper::drive(std::vector<Call>& calls, int64_t step) {
         }
         if (std::ranges::all_of(tasks, [](const Task& task) { return task.state == Task::State::done; })) break;
         if (settings_.give_up && settings_.give_up()) {
-            for (const auto& [helper, task] : under_way)
+            for (const auto& [helper, task] : running)
                 if (task != nullptr) helper->end(settings_.limits.terminate);
             throw GivenUp("rewards: the functions that were at work have ended");
         }

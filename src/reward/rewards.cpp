@@ -190,7 +190,7 @@ void Rewards::Parts::handle(const Failure& failure, std::size_t function, std::s
             "\nCompletion: ", shortened(batch.completions[row]));
     if (entry.on_error == OnError::stop)
         throw Error("reward.failed", text,
-                    "on_error \"none\" leaves such rows unscored, \"drop\" leaves out their groups.");
+                    "on_error \"none\" leaves such rows unscored, \"drop\" removes their groups.");
     log::warning(text);
     // A call that failed has no scores of its other rows either.
     std::fill(place(to.scores[function], first), place(to.scores[function], last), std::nullopt);

@@ -83,8 +83,9 @@ std::optional<grammar::Pattern> harmony_pattern(const AnswerRequest& request) {
     const bool must_call = request.tool_choice.is_constrained();
     if (request.continue_final_message) {
         if (must_call)
-            throw openai::invalid("'tool_choice' does not go with 'continue_final_message', whose message is no call.",
-                                  "tool_choice");
+            throw openai::invalid(
+                "'tool_choice' cannot be combined with 'continue_final_message', whose message is no call.",
+                "tool_choice");
         return pattern;
     }
     if (pattern)

@@ -75,13 +75,13 @@ void Engine::between_passes(std::function<void()> work) {
 }
 
 bool Engine::forget_keys() {
-    std::promise<bool> told;
+    std::promise<bool> answer;
     between_passes([&] {
         const bool idle = rows_.empty();
         if (idle) decoder_.forget_keys();
-        told.set_value(idle);
+        answer.set_value(idle);
     });
-    return told.get_future().get();
+    return answer.get_future().get();
 }
 
 void Engine::on_drain(std::function<void()> f) {

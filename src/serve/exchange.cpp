@@ -101,6 +101,7 @@ bool Exchange::token(std::size_t sequence, const generate::Completion& so_far) {
     State& state = states_[sequence];
     const int32_t id = so_far.ids.back();
     const bool more = state.harmony ? state.harmony->add(id) : !state.text || state.text->add(id);
+    if (state.harmony && state.harmony->thinks()) ++usage_.reasoning_tokens;
     if (request_.stream && more) emit(sequence, so_far, "");  // the last piece has the rest
     return more && !gone_;
 }

@@ -42,6 +42,25 @@ void require_positions(const config::LoadedConfig& loaded, const spec::ModelSpec
                     ".0}', or take a max_seq_length of ", positions, " or less."));
 }
 
+namespace {
+
+/// Says what is in the folder and takes no part here.
+void note_parts_left_out(const formats::WeightFile& file) {
+    int64_t guessing = 0, others = 0;
+    for (const formats::TensorView* const tensor : file.tensors.others)
+        ++(tensor->name.starts_with("mtp.") ? guessing : others);
+    if (guessing > 0)
+        log::info(guessing,
+                  " tensors of layers that guess further tokens (mtp) are left out: they are neither run nor ",
+                  "trained");
+    if (others > 0 && !file.spec.vision)
+        log::info(others, " tensors of ", file.spec.part_of,
+                  "'s other parts are left out: this program runs its text "
+                  "model alone");
+}
+
+}  // namespace
+
 OpenedModel open_model(const config::Config& config) {
     if (config.model.path.empty())
         throw Error("option.missing", "model.path is missing",
@@ -51,6 +70,7 @@ OpenedModel open_model(const config::Config& config) {
     const auto& adapter = config.model.adapter_name_or_path;
     opened.file = std::make_shared<const formats::WeightFile>(formats::WeightFile::open(
         config.model.path, opened.rope_scaling, adapter ? formats::resolve_model_path(*adapter) : ""));
+    note_parts_left_out(*opened.file);
     opened.tokenizer_folder = data::run_tokenizer_folder(config, opened.file->checkpoint.folder());
     return opened;
 }
@@ -113,7 +133,7 @@ config::LoadedConfig with_base(config::LoadedConfig loaded, const engine_api::Na
 PassesPlan plan_passes(const config::LoadedConfig& loaded, const OpenedModel& opened, int64_t tokens, int64_t segments,
                        int64_t head_rows, int64_t fewest_tokens, const placement::CacheSize& cache,
                        const engine_api::NamedFolders& adapters, const weights::AdapterSlots& slots,
-                       const placement::MemoryBudget& beside, const data::Dataset::ImageSizes& images) {
+                       const placement::MemoryBudget& reserved, const data::Dataset::ImageSizes& images) {
     const at::Device device = ops::choose_device(loaded.config.hardware.device);
     placement::Recipe recipe{.work = placement::Work::passes,
                              .device = device,
@@ -148,7 +168,7 @@ PassesPlan plan_passes(const config::LoadedConfig& loaded, const OpenedModel& op
                     "Leave --kv_cache_dtype at auto.");
     PassesPlan planned{model::ModelPlan(opened.file, request), {}};
     placement::Machine machine = placement::machine_of(device);
-    machine.taken = beside;
+    machine.taken = reserved;
     planned.budget = placement::memory_budget(loaded.config, device, machine);
     placement::shrink(planned.plan, cache, planned.budget.device / 10 * 9);
     placement::choose_memory_use(loaded.config, planned.plan, /*micro_batches=*/1, machine);
@@ -170,10 +190,14 @@ LoadedModel load(const config::LoadedConfig& loaded, const OpenedModel& opened, 
               name_of(loaded.config.model.dtype));
     LoadedModel result;
     result.ctx = placement::make_context(loaded.config, plan);
-    if (const int64_t expanded = plan.expanded_linears(); request.sizes.cache_tokens > 0 && expanded > 0)
-        log::info("answers: ", expanded, " quantized matrices are dequantized to ", c10::toString(request.dtype),
+    if (const int64_t dequantized = plan.dequantized_linears(); request.sizes.cache_tokens > 0 && dequantized > 0)
+        log::info("answers: ", dequantized, " quantized matrices are dequantized to ", c10::toString(request.dtype),
                   " for each token: products of few tokens read nested 4-bit weights of whole tiles of 64 alone, in "
                   "bfloat16, where hardware.kernels is not library");
+    if (request.sizes.cache_tokens > 0 && plan.spec().delta)
+        log::info(
+            "answers: layers with gated delta nets keep one state a sequence and no pages, so that equal "
+            "beginnings of prompts are computed for each sequence");
     result.model = std::make_unique<model::Model>(*result.ctx, plan.load(*result.ctx));
     return result;
 }
@@ -184,7 +208,7 @@ LoadedModel load_for_inference(const config::LoadedConfig& loaded, const OpenedM
                                const weights::AdapterSlots& slots, const data::Dataset::ImageSizes& images) {
     return load(loaded, opened,
                 plan_passes(loaded, opened, tokens, segments, head_rows, fewest_tokens, cache, adapters, slots,
-                            /*beside=*/{}, images));
+                            /*reserved=*/{}, images));
 }
 
 }  // namespace unsloth::session

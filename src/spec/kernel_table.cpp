@@ -159,7 +159,7 @@ const std::vector<std::shared_ptr<const KernelTable>>& built_in_tables() {
 
 }  // namespace
 
-bool KernelChoice::serves(const ProductKey& key) const {
+bool KernelChoice::applies_to(const ProductKey& key) const {
     return op == key.op && (!form || *form == key.form) && tokens.holds(key.tokens) && n.holds(key.n) &&
            k.holds(key.k) && rank.holds(key.rank);
 }
@@ -176,19 +176,19 @@ void KernelTable::put_first(const KernelChoice& choice) {
 
 const KernelChoice* KernelTable::find(const ProductKey& key) const {
     const auto found =
-        std::ranges::find_if(choices, [&](const KernelChoice& c) { return c.wave.empty() && c.serves(key); });
+        std::ranges::find_if(choices, [&](const KernelChoice& c) { return c.wave.empty() && c.applies_to(key); });
     return found == choices.end() ? nullptr : &*found;
 }
 
 std::vector<const KernelChoice*> KernelTable::candidates(const ProductKey& key) const {
     std::vector<const KernelChoice*> found;
     for (const KernelChoice& choice : choices)
-        if (!choice.wave.empty() && choice.serves(key)) found.push_back(&choice);
+        if (!choice.wave.empty() && choice.applies_to(key)) found.push_back(&choice);
     return found;
 }
 
 bool KernelTable::measured(const ProductKey& key) const {
-    return std::ranges::any_of(choices, [&](const KernelChoice& c) { return c.serves(key); });
+    return std::ranges::any_of(choices, [&](const KernelChoice& c) { return c.applies_to(key); });
 }
 
 std::shared_ptr<const KernelTable> built_in_kernels(const KernelCard& card) {

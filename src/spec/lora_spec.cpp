@@ -25,12 +25,14 @@ void refuse_idle_keys(const std::string& option, const std::vector<std::pair<std
                       const ModelSpec& model, const std::vector<LayerLora>& layers,
                       const std::vector<TowerLora>& tower) {
     const Patterns<Value> patterns(option, entries);
-    enum class Use { none, without_adapter, shadowed, serves };
+    enum class Use { none, without_adapter, shadowed, applies };
     std::vector<Use> uses(entries.size(), Use::none);
     const auto look = [&](const std::string& path, bool has_adapter) {
         const std::size_t first = patterns.first_match(path, 0);
         for (std::size_t i = first; i < entries.size(); i = patterns.first_match(path, i + 1))
-            uses[i] = std::max(uses[i], !has_adapter ? Use::without_adapter : i == first ? Use::serves : Use::shadowed);
+            uses[i] = std::max(uses[i], !has_adapter ? Use::without_adapter
+                                        : i == first ? Use::applies
+                                                     : Use::shadowed);
     };
     for (std::size_t layer = 0; layer < layers.size(); ++layer)
         for (const Projection p : model.adaptable_of(static_cast<int64_t>(layer)))
@@ -120,6 +122,9 @@ void with_fused_targets(LoraSpec& lora, const ModelSpec& model) {
                 if (const auto p = static_cast<Projection>(i); target == name_of(p)) return is_of_mlp(p);
             return false;
         });
+    if (lora.usual_targets && model.delta)
+        for (const Projection p : {Projection::delta_qkv, Projection::delta_z, Projection::delta_out})
+            targets.emplace_back(name_of(p));
     for (const Projection fused : model.linears) {
         if (first_part(fused) == fused) continue;
         std::vector<std::string> parts;
@@ -171,6 +176,11 @@ std::vector<LayerLora> resolve_lora(const LoraSpec& asked, const ModelSpec& mode
         for (const Projection p : model.projections_of(layer)) {
             const std::string path = module_path(model, static_cast<std::size_t>(layer), p);
             if (!targets.contains(path, layer)) continue;
+            if (has_no_adapter(p))
+                throw Error("adapter.unsupported",
+                            cat("lora.target_modules names ", path, ", and ", name_of(Projection::delta_b), " and ",
+                                name_of(Projection::delta_a), " have no adapters here"),
+                            "They are small, and say how fast a gated delta net forgets: leave them out.");
             layers[static_cast<std::size_t>(layer)].add(p) =
                 make_module(lora, ranks.value_for(path, lora.r), alphas.value_for(path, lora.lora_alpha), path);
             any = true;

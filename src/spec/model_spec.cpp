@@ -145,7 +145,7 @@ int64_t ModelSpec::usable_positions() const {
 int64_t ModelSpec::out_features(Projection p) const {
     switch (p) {
         case Projection::q:
-            return q_size();
+            return (attention_output_gate ? 2 : 1) * q_size();
         case Projection::k:
         case Projection::v:
             return kv_size();
@@ -161,7 +161,15 @@ int64_t ModelSpec::out_features(Projection p) const {
         case Projection::o:
         case Projection::down:
         case Projection::experts_down:
+        case Projection::delta_out:
             return hidden_size;
+        case Projection::delta_qkv:
+            return delta->channels();
+        case Projection::delta_z:
+            return delta->values();
+        case Projection::delta_b:
+        case Projection::delta_a:
+            return delta->value_heads;
     }
     UNSLOTH_CHECK(false, "projection ", static_cast<int>(p));
     return 0;
@@ -169,6 +177,7 @@ int64_t ModelSpec::out_features(Projection p) const {
 
 int64_t ModelSpec::in_features(Projection p) const {
     if (p == Projection::o) return q_size();
+    if (p == Projection::delta_out) return delta->values();
     if (p == Projection::experts_down) return experts->intermediate_size;
     return p == Projection::down ? intermediate_size : hidden_size;
 }
@@ -186,12 +195,13 @@ int64_t ModelSpec::in_features(const LinearId& id) const {
 std::vector<Projection> ModelSpec::projections_of(int64_t layer) const {
     std::vector<Projection> own;
     for (const Projection p : linears)
-        if (!is_of_mlp(p) || !has_experts(layer)) own.push_back(p);
+        if (is_of_mlp(p) ? !has_experts(layer) : is_of_delta(p) == has_delta(layer)) own.push_back(p);
     return own;
 }
 
 std::vector<Projection> ModelSpec::adaptable_of(int64_t layer) const {
     std::vector<Projection> own = projections_of(layer);
+    std::erase_if(own, has_no_adapter);
     if (has_experts(layer)) own.insert(own.end(), {Projection::experts_gate_up, Projection::experts_down});
     return own;
 }
@@ -223,6 +233,12 @@ bool ModelSpec::has_bias(Projection p) const {
             return qkv_bias;
         case Projection::o:
             return o_bias;
+        case Projection::delta_qkv:
+        case Projection::delta_z:
+        case Projection::delta_b:
+        case Projection::delta_a:
+        case Projection::delta_out:
+            return false;
         default:
             return mlp_bias;
     }

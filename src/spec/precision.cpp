@@ -35,7 +35,7 @@ WeightType type_named(const std::string& key, const std::string& name) {
 }
 
 /// Whether `whole` is the module `part`, or is inside it.
-bool lies_in(std::string_view whole, std::string_view part) {
+bool is_within(std::string_view whole, std::string_view part) {
     return part.empty() || whole == part || (whole.starts_with(part) && whole[part.size()] == '.');
 }
 
@@ -43,7 +43,7 @@ bool lies_in(std::string_view whole, std::string_view part) {
 bool is_part_of_layer(const std::string& below) {
     for (int p = 0; p < projection_count; ++p)
         for (const bool crosses : {false, true})
-            if (lies_in(path_of({.projection = static_cast<Projection>(p)}, crosses), below)) return true;
+            if (is_within(path_of({.projection = static_cast<Projection>(p)}, crosses), below)) return true;
     return false;
 }
 
@@ -107,7 +107,7 @@ int PrecisionMap::Entry::rank(const TensorRule& rule, bool tied) const {
             return rule.role == TensorRole::linear ? 1 : 0;
         case Part::layers:
             if (rule.role != TensorRole::linear || rule.id.layer < first || rule.id.layer > last) return 0;
-            if (!lies_in(path_of(rule.id, rule.hf_name.find(".cross_attn.") != std::string::npos), below)) return 0;
+            if (!is_within(path_of(rule.id, rule.hf_name.find(".cross_attn.") != std::string::npos), below)) return 0;
             return last == INT64_MAX ? 2 : 4 + 2 * parts + (first == last ? 1 : 0);
         case Part::embedding:
             return rule.role == TensorRole::embed_tokens ? 3 : 0;

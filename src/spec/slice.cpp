@@ -33,6 +33,10 @@ ModelSpec slice(const ModelSpec& model, TensorRank tp) {
                         ": the model's q_norm and k_norm are over all heads together, of which ranks would have to sum "
                         "squares in each layer"),
                     "Leave tp_size at 1; pp_size, cp_size and data parallel ranks divide this model's work.");
+    if (model.delta)
+        throw Error("parallel.unsupported",
+                    cat("distributed.tp_size ", tp.size, ": gated delta nets are not cut by heads"),
+                    "Leave tp_size at 1; pp_size and data parallel ranks divide this model's work.");
     require_divisible(tp, "num_attention_heads", model.num_heads, model.head_dim);
     const bool dense = std::ranges::any_of(model.layers, [](const LayerSpec& layer) { return !layer.experts; });
     if (!model.experts || dense) require_divisible(tp, "intermediate_size", model.intermediate_size, 1);

@@ -28,6 +28,7 @@ class TableBuilder {
         const bool crosses = spec_.crosses(layer);
         const char* const attention = crosses ? "cross_attn" : "self_attn";
         norm(TensorRole::input_norm);
+        if (spec_.has_delta(layer)) add_delta(prefix + "linear_attn.", layer, *spec_.delta);
         for (const LinearId& id : spec_.linears_of(layer)) {
             if (id.projection == Projection::o && (spec_.qk_norm || crosses)) {
                 const bool all = spec_.qk_norm_of_all_heads;
@@ -37,7 +38,7 @@ class TableBuilder {
                     {all ? spec_.kv_size() : spec_.head_dim});
             }
             add_linear(prefix, id);
-            if (id.projection != Projection::o) continue;
+            if (id.projection != Projection::o && id.projection != Projection::delta_out) continue;
             if (spec_.attention_sinks) add(prefix + "self_attn.sinks", TensorRole::sinks, layer, {spec_.num_heads});
             norm(TensorRole::attention_out_norm);
             norm(TensorRole::post_norm);
@@ -55,6 +56,13 @@ class TableBuilder {
     void add_router(const std::string& module, int layer) {
         add(module + ".weight", TensorRole::router, layer, {spec_.experts->count, spec_.hidden_size});
         if (spec_.experts->router_bias) add(module + ".bias", TensorRole::router_bias, layer, {spec_.experts->count});
+    }
+
+    void add_delta(const std::string& module, int layer, const DeltaSpec& delta) {
+        add(module + "conv1d.weight", TensorRole::delta_conv, layer, {delta.channels(), 1, delta.taps});
+        add(module + "A_log", TensorRole::delta_a_log, layer, {delta.value_heads});
+        add(module + "dt_bias", TensorRole::delta_dt_bias, layer, {delta.value_heads});
+        add(module + "norm.weight", TensorRole::delta_norm, layer, {delta.value_dim});
     }
 
     void add_linear(const std::string& prefix, LinearId id) {
@@ -100,6 +108,7 @@ bool is_ignorable_tensor(const ModelSpec& spec, const std::string& hf_name) {
 }
 
 bool is_of_another_part(const ModelSpec& spec, const std::string& hf_name) {
+    if (spec.delta && hf_name.starts_with("mtp.")) return true;  // layers that guess further tokens
     const bool before = spec.part_names == PartNames::before, tiles = spec.vision && spec.vision->tiles;
     const std::vector<std::string_view> parts =
         tiles    ? std::vector<std::string_view>{"vision_model.", "multi_modal_projector.", "model.vision_model.",

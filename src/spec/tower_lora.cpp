@@ -73,7 +73,7 @@ std::vector<TowerLora> resolve_tower_lora(const LoraSpec& lora, const ModelSpec&
         adapted.push_back(std::move(linear));
     }
     if (!adapted.empty() && lora.use_dora)
-        throw Error("adapter.unsupported", "lora.use_dora does not go with adapters in the tower (lora.vision)",
+        throw Error("adapter.unsupported", "lora.use_dora cannot be combined with adapters in the tower (lora.vision)",
                     "Leave one of them out.");
     return adapted;
 }

@@ -20,7 +20,7 @@ constexpr std::string_view probes[2] = {"Qxvjkwq", "Zmbtgfz"};
 
 /// What a template writes before and after an answer.
 struct Around {
-    std::string before, behind;
+    std::string before, after;
 };
 
 std::size_t size_without_space(std::string_view text) {
@@ -88,8 +88,8 @@ class TurnFinder {
         const auto at = static_cast<std::size_t>(differ - rendered[0].begin());
         Around out{rendered[0].substr(0, at), {}};
         if (rendered[0].compare(at, probes[0].size(), probes[0]) != 0) return std::nullopt;
-        out.behind = rendered[0].substr(at + probes[0].size());
-        if (rendered[1] != cat(out.before, probes[1], out.behind))
+        out.after = rendered[0].substr(at + probes[0].size());
+        if (rendered[1] != cat(out.before, probes[1], out.after))
             return std::nullopt;  // it occurs twice, or is changed
         return out;
     }
@@ -106,10 +106,10 @@ class TurnFinder {
         if (i == 0) return std::nullopt;
         const auto& whole = around_whole(i - 1);
         const std::optional<Around> alone = around(i - 1, count, prompt);
-        if (!whole || !alone || !text_.ends_with(whole->behind)) return std::nullopt;
-        const std::size_t size = prompt ? alone->behind.size() : size_without_space(alone->behind);
-        if (!whole->behind.starts_with(std::string_view(alone->behind).substr(0, size))) return std::nullopt;
-        return text_.size() - whole->behind.size() + size;
+        if (!whole || !alone || !text_.ends_with(whole->after)) return std::nullopt;
+        const std::size_t size = prompt ? alone->after.size() : size_without_space(alone->after);
+        if (!whole->after.starts_with(std::string_view(alone->after).substr(0, size))) return std::nullopt;
+        return text_.size() - whole->after.size() + size;
     }
 
     /// How much of `common`, the text after an answer whatever follows it, belongs to the turn: up to the
@@ -142,8 +142,8 @@ class TurnFinder {
         const auto& front = cut(i, false);
         if (!front || !text_.starts_with(*front) || !front->ends_with(header)) return std::nullopt;
         const auto& place = around_whole(i);
-        if (!place || !text_.ends_with(place->behind)) return std::nullopt;
-        const std::size_t content_end = text_.size() - place->behind.size();
+        if (!place || !text_.ends_with(place->after)) return std::nullopt;
+        const std::size_t content_end = text_.size() - place->after.size();
         if (common.size() < content_end) return std::nullopt;
         return content_end + size_of_turn_end(common.substr(content_end));
     }
@@ -164,8 +164,8 @@ class TurnFinder {
         const std::size_t limit = common_prefix(text_, place->before).size();
         std::size_t from = previous_end;
         if (i > 0) {
-            if (const auto& other = around_whole(i - 1); other && text_.ends_with(other->behind))
-                from = std::max(from, text_.size() - other->behind.size());
+            if (const auto& other = around_whole(i - 1); other && text_.ends_with(other->after))
+                from = std::max(from, text_.size() - other->after.size());
         }
         // Between the content in front and this one stand the template's own words alone.
         if (prompts && from <= limit) {
@@ -211,15 +211,15 @@ class TurnFinder {
         const auto& place = around_whole(i);
         const std::optional<Around> alone =
             last && !conversation_.add_generation_prompt ? place : around(i, i + 1, false);
-        const bool placed = place && alone && text_.ends_with(place->behind);
+        const bool placed = place && alone && text_.ends_with(place->after);
         if (placed) {
-            const std::string_view tail = std::string_view(alone->behind).substr(0, size_without_space(alone->behind));
-            if (place->behind.starts_with(tail)) return text_.size() - place->behind.size() + tail.size();
+            const std::string_view tail = std::string_view(alone->after).substr(0, size_without_space(alone->after));
+            if (place->after.starts_with(tail)) return text_.size() - place->after.size() + tail.size();
         }
         if (const auto end = end_by_previous(i, i + 1, false); end && *end >= begin) return *end;
         if (!placed || calls_tools(messages_[i])) refuse(i);  // calls may follow the common part
-        const std::string_view common = common_prefix(alone->behind, place->behind);
-        return text_.size() - place->behind.size() + size_of_turn_end(common);
+        const std::string_view common = common_prefix(alone->after, place->after);
+        return text_.size() - place->after.size() + size_of_turn_end(common);
     }
 
     [[noreturn]] void refuse(std::size_t i) const {

@@ -147,7 +147,7 @@ struct ChatTemplate::Impl {
     std::set<std::string, std::less<>> words;   ///< of the templates' sources
     const BuiltinTemplate* builtin = nullptr;
     Tokenizer tokenizer;
-    std::optional<Error> mistake;  ///< of the model's template, when the user did not name it
+    std::optional<Error> syntax_error;  ///< of the model's template, when the user did not name it
     mutable KnownShapes known_shapes;
 
     explicit Impl(Tokenizer of_model) : tokenizer(std::move(of_model)) {}
@@ -214,7 +214,7 @@ ChatTemplate ChatTemplate::choose(std::string_view name, const Tokenizer& tokeni
         throw unknown_template(name, tokenizer);
     }
     add_kwargs(kwargs, impl->variables);
-    if (!impl->mistake) doubt_kwargs(kwargs, impl->words, impl->main.name());
+    if (!impl->syntax_error) doubt_kwargs(kwargs, impl->words, impl->main.name());
     return ChatTemplate(std::move(impl));
 }
 
@@ -246,14 +246,14 @@ void ChatTemplate::Impl::compile_own(const std::string& source, const std::strin
         main = compile(source, "default (of the model)");
         if (tool_use) with_tools = compile(*tool_use, "tool_use (of the model)");
     } catch (const Error& error) {
-        mistake = error;
+        syntax_error = error;
         main = jinja::Template::compile("", "default (of the model)");
     }
 }
 
 Rendered ChatTemplate::Impl::render(const jinja::Template& chosen, Items messages, bool prompt, jinja::Variables given,
                                     TrainedTurns turns) const {
-    if (mistake) throw *mistake;
+    if (syntax_error) throw *syntax_error;
     if (builtin) require_tokens(*builtin, tokenizer);
     TemplateInput input{chosen, tokenizer, std::move(messages), std::move(given), prompt};
     parse_arguments(input);

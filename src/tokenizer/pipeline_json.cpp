@@ -97,7 +97,7 @@ void add_pre_tokenizer(const JsonReader& part, bool normalized, std::vector<PreT
     } else if (type == "Metaspace") {
         const SpaceReplacement metaspace = read_metaspace(part);
         if (metaspace.prepend == SpaceReplacement::Prepend::first && (normalized || !steps.empty()))
-            part.at("prepend_scheme").refuse("always or never behind a normalizer or another step");
+            part.at("prepend_scheme").refuse("always or never after a normalizer or another step");
         steps.emplace_back(metaspace);
         if (part.boolean("split").value_or(true))
             steps.emplace_back(
@@ -165,12 +165,12 @@ void append_special(const JsonReader& special_tokens, const JsonReader& name, st
 void read_template(const JsonReader& part, std::vector<int32_t>& prefix, std::vector<int32_t>& suffix) {
     part.only_keys({"type", "single", "pair", "special_tokens"});
     const JsonReader single = part.at("single");
-    std::vector<int32_t> before, behind;
+    std::vector<int32_t> before, after;
     bool sequence = false;
     for (const JsonReader& piece : single.elements()) {
         piece.only_keys({"SpecialToken", "Sequence"});
         if (piece.has("SpecialToken")) {
-            append_special(part.at("special_tokens"), piece["SpecialToken"].at("id"), sequence ? behind : before);
+            append_special(part.at("special_tokens"), piece["SpecialToken"].at("id"), sequence ? after : before);
             continue;
         }
         const JsonReader name = piece.at("Sequence").at("id");
@@ -179,7 +179,7 @@ void read_template(const JsonReader& part, std::vector<int32_t>& prefix, std::ve
     }
     if (!sequence) single.refuse("a template with the sequence A");
     prefix.insert(prefix.begin(), before.begin(), before.end());
-    suffix.insert(suffix.end(), behind.begin(), behind.end());
+    suffix.insert(suffix.end(), after.begin(), after.end());
 }
 
 void add_post_processor(const JsonReader& part, std::vector<int32_t>& prefix, std::vector<int32_t>& suffix) {

@@ -64,10 +64,8 @@ Snapshot::Snapshot(const ops::AdamwState& state, at::Device device) {
             if (page_locked) copy = at::empty({tensor.numel()}, options.pinned_memory(true));
         } catch (const c10::Error& error) {
             const std::string reason = error.what_without_backtrace();
-            log::warning("no page-locked memory for the copies that checkpoints are written from (",
-                         reason.substr(0, reason.find('\n')),
-                         "); ordinary memory takes its place: training pauses "
-                         "while a copy is made");
+            log::warning("could not pin memory for checkpoint snapshots (", reason.substr(0, reason.find('\n')),
+                         "): training will pause briefly at each save");
             page_locked = false;
         }
         tensors_.emplace_back(name, copy.defined() ? copy : at::empty({tensor.numel()}, options));

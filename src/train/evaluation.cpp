@@ -81,7 +81,7 @@ class Hits {
         const at::Tensor own = all[tp.place().rank];
         own[0].copy_(logits_CV.gather(1, best_C.to(at::kLong).unsqueeze(1)).squeeze(1));
         own[1].copy_(best_C).add_(network_.vocabulary().begin);
-        tp.gather(ctx_, all, "the likeliest tokens");
+        tp.gather(ctx_, all, "the most likely tokens");
         const at::Tensor winner = all.select(1, 0).argmax(0, /*keepdim=*/true);  // of equal ones the first, as in a row
         best_C.copy_(all.select(1, 1).gather(0, winner).squeeze(0));
     }

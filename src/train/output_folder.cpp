@@ -53,9 +53,9 @@ std::vector<std::pair<std::string, std::string>> inputs_of(const config::Config&
 /// The ways to proceed, given the result that a folder holds.
 std::string ways_on(const formats::HeldResult& held) {
     if (held.resumable)
-        return "Go on with it (training.resume_from_checkpoint auto), choose another training.output_dir, or say "
+        return "Resume it (training.resume_from_checkpoint auto), choose another training.output_dir, or say "
                "training.overwrite_output_dir true.";
-    return cat(held.ours ? "It left no checkpoint to go on from (training.save_steps makes some). " : "",
+    return cat(held.ours ? "It left no checkpoint to resume from (training.save_steps makes some). " : "",
                "Begin a new run from its weights (", formats::weights_option(held.weights),
                ") in another training.output_dir, or say training.overwrite_output_dir true, which removes it.");
 }

@@ -20,7 +20,7 @@ RankRule rank_rule(const config::Config& config, const spec::ModelSpec& spec, sp
                                      "ranks are enough",
                                      source)};
     if (!targets)
-        return {unknown_rank, cat(unknown_rank, " stands for what the run chooses by its number of targets", source)};
+        return {unknown_rank, cat(unknown_rank, " is a placeholder: the run chooses by its number of targets", source)};
     int64_t parameters = 0;
     for (int64_t r = least_rank; r <= most_rank; r *= 2) {
         lora.r = r;

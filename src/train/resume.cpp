@@ -78,7 +78,7 @@ std::optional<ResumePoint> find_resume_point(const config::TrainingOptions& trai
                                 ? std::string("it is a checkpoint of transformers' Trainer")
                                 : formats::find_damage(checkpoint.path);
         if (!damage) return read_resume_point(checkpoint.path);
-        log::warning(checkpoint.path.string(), " is passed over: ", *damage);
+        log::warning(checkpoint.path.string(), " is skipped: ", *damage);
     }
     if (wish == "true")
         throw Error(

@@ -24,8 +24,8 @@ std::vector<std::string> RolloutGuard::observe(int64_t step, const std::vector<s
     const auto watch = [&](Sign& sign, double value, bool bad, int steps, const auto& text) {
         if (std::isnan(value)) return;  // nothing is known of this step
         sign.steps = bad ? sign.steps + 1 : 0;
-        if (sign.steps < steps || sign.told) return;
-        sign.told = true;
+        if (sign.steps < steps || sign.warned) return;
+        sign.warned = true;
         warnings.push_back(text());
     };
     const double truncated = named(metrics, "completions/clipped_ratio"),
@@ -44,7 +44,7 @@ std::vector<std::string> RolloutGuard::observe(int64_t step, const std::vector<s
     });
     watch(without_signal_, equal, equal >= 1, patience, [&] {
         return cat("all rewards of each group were equal in the last ", patience,
-                   " generation batches, so nothing was learnt: check grpo.rewards, or take easier or harder prompts");
+                   " generation batches, so nothing was learned: check grpo.rewards, or take easier or harder prompts");
     });
     watch(certain_, entropy, entropy < 0.01, patience, [&] {
         return cat("the entropy of tokens was below 0.01 in the last ", patience,

@@ -58,7 +58,7 @@ void RowFile::add(const nlohmann::ordered_json& row) {
         row.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
     if (const int error = write_waiting(); error != 0 && !std::exchange(warned_, true))
         log::warning("cannot write ", path_.string(), ": ", std::strerror(error),
-                     "; training goes on, and rows are written once that is possible again");
+                     "; training continues, and rows are written once that is possible again");
 }
 
 /// The system's error, when some of it still waits.

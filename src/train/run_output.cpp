@@ -51,7 +51,7 @@ void RunSetup::open_output() {
         }
         replaces_ = chosen.empty() && require_replaceable(config());
     }
-    if (group_) chosen = group_->gather(chosen, "the checkpoint to go on from")[0];
+    if (group_) chosen = group_->gather(chosen, "the checkpoint to resume from")[0];
     if (chosen.empty()) return;
     resume_ = read_resume_point(chosen);
     training.gradient_accumulation_steps = accumulation_for(training, resume_->state, data_ranks());

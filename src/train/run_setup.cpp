@@ -141,13 +141,13 @@ void RunSetup::open_data() {
                            std::find(saved.begin(), saved.end(), "embed_tokens") != saved.end();
     data_fingerprint_ = data.train.fingerprint();
     require_same_rows(resume_, data_fingerprint_);
-    if (config::compares_completions(config().training.objective) && config().preference.share_prompt) {
+    if (placement::shares_prompts(config(), opened_.file->spec)) {
         data.train = data.train.with_shared_prompts();
         eval_rows_ = eval_rows_.with_shared_prompts();
     }
     if (config::traits_of(config().training.objective).learns_prompts) {
-        data.train = data.train.with_learnt_prompts();
-        eval_rows_ = eval_rows_.with_learnt_prompts();
+        data.train = data.train.with_trained_prompts();
+        eval_rows_ = eval_rows_.with_trained_prompts();
     }
     if (may_keep_features()) {
         kept_ = std::make_shared<model::KeptFeatures>();

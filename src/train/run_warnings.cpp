@@ -26,11 +26,22 @@ std::optional<std::string> doubt_learning_rate(const config::Config& config, con
     const double rate = config.training.learning_rate.value();
     if (rate >= usual.low && rate <= usual.high) return std::nullopt;
     return cat("training.learning_rate ", rate, " is far from what is usual for ", usual.what,
-               rate > usual.high ? ": the loss may rise instead of falling" : ": little will be learnt",
+               rate > usual.high ? ": the loss may rise instead of falling" : ": little will be learned",
                "; auto takes ", config::learning_rate_rule(config, spec).rate);
 }
 
-std::vector<std::string> options_without_effect(const config::Config& config, bool on_gpu, int sharers) {
+std::optional<std::string> doubt_targets(const spec::LoraSpec& lora, const spec::ModelSpec& spec) {
+    if (!spec.delta) return std::nullopt;
+    const std::vector<spec::LayerLora> layers = spec::resolve_lora(lora, spec);
+    for (const spec::LayerLora& layer : layers)
+        if (std::ranges::any_of(layer, [](const auto& adapted) { return spec::is_of_delta(adapted.first); }))
+            return std::nullopt;
+    return cat("lora.target_modules names none of in_proj_qkv, in_proj_z and out_proj: ",
+               std::ranges::count(spec.layers, true, &spec::LayerSpec::delta), " of ", spec.num_layers,
+               " layers have gated delta nets in the place of attention, and no adapter there");
+}
+
+std::vector<std::string> options_without_effect(const config::Config& config, bool on_gpu, int data_parallel_size) {
     std::vector<std::string> idle;
     const auto only_on_gpus = [&](const std::string& option, bool given) {
         if (given && !on_gpu) idle.push_back(cat(option, " has no effect: the run is on the CPU"));
@@ -39,7 +50,7 @@ std::vector<std::string> options_without_effect(const config::Config& config, bo
     only_on_gpus("training.max_memory_gib", training.max_memory_gib > 0);
     for (const auto& [device, size] : config.model.max_memory)
         only_on_gpus(cat("model.max_memory's '", device, "'"), device != "cpu");
-    if (config.distributed.zero_stage > 0 && sharers == 1)
+    if (config.distributed.zero_stage > 0 && data_parallel_size == 1)
         idle.push_back(
             cat("distributed.zero_stage ", config.distributed.zero_stage, " has no effect: ",
                 config.distributed.pp_size > 1
@@ -143,8 +154,8 @@ std::optional<std::string> doubt_host_threads(const config::DistributedOptions& 
 std::optional<std::string> LossWatch::observe(int64_t step, double loss) {
     // Below a nat, tenfold is what easy and hard rows differ by.
     constexpr double factor = 10, worth_a_word = 1;
-    if (!told_ && loss > worth_a_word && loss > factor * least_) {
-        told_ = true;
+    if (!warned_ && loss > worth_a_word && loss > factor * least_) {
+        warned_ = true;
         return cat("step ", step, ": the loss is ", loss, ", more than ten times the ", least_, " of step ",
                    least_step_,
                    ": the run diverges; a lower training.learning_rate or more training.warmup_steps may help");

@@ -181,7 +181,7 @@ void SavePolicy::stop_for(int signal) {
     throw Interrupted(signal, cat("stopped after step ", state_.progress.step, " of ", setup_.total_steps(), "; ",
                                   full() ? "model" : "adapter", " saved in ", config().training.output_dir,
                                   whole ? cat(", and checkpoint-", state_.progress.step,
-                                              " to go on from (--resume_from_checkpoint auto)")
+                                              " to resume from (--resume_from_checkpoint auto)")
                                         : ""));
 }
 

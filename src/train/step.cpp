@@ -117,7 +117,7 @@ bool Stepper::issue(const data::StepBatch& batch, int64_t step, double learning_
     }
     // 3 forward and backward of the micro-batches, as many at a time as are planned in flight (Model::walk)
     const std::size_t count = batch.micro.size(), at_a_time = model_.at_a_time(count);
-    CudaEventTime behind(ctx_);  // those before
+    CudaEventTime earlier_passes(ctx_);  // those before
     for (std::size_t i = 0; i < count; i += at_a_time) {
         if (options.abandon && i > 0 &&
             options.abandon(static_cast<double>(count - i + at_a_time) / static_cast<double>(count))) {
@@ -126,8 +126,8 @@ bool Stepper::issue(const data::StepBatch& batch, int64_t step, double learning_
         }
         model_.train(std::span(batch.micro).subspan(i, std::min(at_a_time, count - i)), objective_);
         if (!options.abandon) continue;
-        if (i > 0) behind.wait();
-        behind.record();
+        if (i > 0) earlier_passes.wait();
+        earlier_passes.record();
     }
     // 4 sums over the ranks; gradients that leave as they are made are summed then
     if (sums_) slot.worked.record();
@@ -172,7 +172,7 @@ bool Stepper::issue(const data::StepBatch& batch, int64_t step, double learning_
 }
 
 void Stepper::start_clock() {
-    UNSLOTH_CHECK(pending_.empty(), "a step is under way");
+    UNSLOTH_CHECK(pending_.empty(), "a step is in flight");
     CudaEventTime& end = slots_[before(next_slot_)]->end;
     end.record();
     end.wait();
@@ -202,8 +202,8 @@ void Stepper::write_scalars(Slot& slot, const data::StepBatch& batch, int64_t st
 }
 
 std::optional<StepResult> Stepper::take(bool must) {
-    const std::size_t may_be_under_way = ctx_.is_cuda() && !settings_.loss_scaling && !must ? 1 : 0;
-    if (pending_.size() <= may_be_under_way) return std::nullopt;
+    const std::size_t may_be_in_flight = ctx_.is_cuda() && !settings_.loss_scaling && !must ? 1 : 0;
+    if (pending_.size() <= may_be_in_flight) return std::nullopt;
     const Slot& slot = *slots_[pending_.front().slot];
     const Slot& earlier = *slots_[before(pending_.front().slot)];
     StepResult result = std::move(pending_.front().result);

@@ -120,7 +120,7 @@ void TrainingState::restore() {
     progress = saved.progress;
     stepper->restore(progress.optimizer);
     if (plateau && progress.plateau) plateau->restore(*progress.plateau);
-    log::info("goes on from ", setup_.resume()->folder.string(), ", after step ", progress.step);
+    log::info("resuming from ", setup_.resume()->folder.string(), " at step ", progress.step + 1);
     if (saved.cpu_threads != 0 && setup_.cpu_threads() != 0 && saved.cpu_threads != setup_.cpu_threads())
         log::warning("changed since the checkpoint: ", saved.cpu_threads, " CPU threads until now, ",
                      setup_.cpu_threads(),

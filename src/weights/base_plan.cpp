@@ -65,6 +65,7 @@ std::shared_ptr<const BasePlan::Forms> BasePlan::forms_of(const formats::WeightF
         const std::vector<spec::LinearId> own = file.spec.linears_of(layer);
         const auto same = [&](int other) {
             return file.spec.has_experts(layer) == file.spec.has_experts(other) &&
+                   file.spec.has_delta(layer) == file.spec.has_delta(other) &&
                    std::ranges::all_of(own, [&](const spec::LinearId& id) {
                        return form(id) == form({other, id.projection, id.expert});
                    });
@@ -114,13 +115,13 @@ spec::WeightType BasePlan::type_of(const formats::TensorSource& source) const {
     return forms_->types.at(static_cast<std::size_t>(&source - file_->tensors.all().data()));
 }
 
-bool BasePlan::as_it_lies(const formats::TensorSource& source) const {
+bool BasePlan::held_as_stored(const formats::TensorSource& source) const {
     return type_of(source) == stored_type(source) && source.strided() == nullptr;
 }
 
 /// Whether what is held of it are the file's bytes. MXFP4's codes are held in the order of the other 4-bit ones.
 bool BasePlan::read_in_place(const formats::TensorSource& source) const {
-    return as_it_lies(source) && !in_mxfp4(source);
+    return held_as_stored(source) && !in_mxfp4(source);
 }
 
 bool BasePlan::in_mxfp4(const formats::TensorSource& source) const {
@@ -142,7 +143,7 @@ bool BasePlan::expands_head() const {
            type != weight_type_of(request_.dtype);
 }
 
-bool BasePlan::lies_in_checkpoint() const {
+bool BasePlan::reads_checkpoint_in_place() const {
     const auto& all = file_->tensors.all();
     return std::all_of(all.begin(), all.end(), [&](const formats::TensorSource& source) {
         return source.rule.role != spec::TensorRole::linear || read_in_place(source);
@@ -171,7 +172,7 @@ bool BasePlan::is_cut(const formats::TensorSource& source) const {
 /// Whether a 4-bit weight is held with nested block maxima.
 bool BasePlan::nested(const formats::TensorSource& source) const {
     if (!spec::is_4bit(type_of(source)) || in_mxfp4(source)) return false;
-    const bool whole = !as_it_lies(source) || source.quant4()->view.nested();
+    const bool whole = !held_as_stored(source) || source.quant4()->view.nested();
     return whole && (!is_cut(source) || keeps_nested_maxima(part_of(source), source.cols()));
 }
 
@@ -192,12 +193,13 @@ bool BasePlan::becomes_ready(int64_t layer) const {
 /// is slower than expanding rows, so that a layer must not need both.
 bool BasePlan::tiles_serve() const {
     if (!request_.nf4_chooser || request_.grid != spec::ServeGrid::none) return false;
-    const auto serves = [&](const MatrixGroup& group, bool transposed) {
+    const auto reads_tiles = [&](const MatrixGroup& group, bool transposed) {
         return request_.nf4_chooser(request_.fewest_tokens, group.n, group.k, transposed).kernel !=
                ops::Nf4GemmChoice::Kernel::dequantize;
     };
     return std::ranges::all_of(layout_.groups, [&](const MatrixGroup& group) {
-        return is_of_experts(group.group) || (serves(group, false) && (!request_.trains || serves(group, true)));
+        return is_of_experts(group.group) ||
+               (reads_tiles(group, false) && (!request_.trains || reads_tiles(group, true)));
     });
 }
 
@@ -209,13 +211,13 @@ bool BasePlan::margins_stay() const {
     const std::vector<int> layers = layout_.stage.layers(file_->spec.num_layers);
     return std::all_of(layers.begin(), layers.end(), [&](int layer) {
         const Sources sources = linears(layer);
-        return !lies_ready(layer) &&
+        return !is_ready(layer) &&
                std::all_of(sources.begin(), sources.end(),
-                           [&](const formats::TensorSource* source) { return lies_in_tiles(*source); });
+                           [&](const formats::TensorSource* source) { return held_in_tiles(*source); });
     });
 }
 
-bool BasePlan::lies_in_tiles(const formats::TensorSource& source) const {
+bool BasePlan::held_in_tiles(const formats::TensorSource& source) const {
     const bool in_layer = source.rule.role == spec::TensorRole::linear;
     if (!tiles_serve_ || !in_layer || on_disk(source.rule.id.layer) || !spec::is_4bit(type_of(source))) return false;
     if (source.rule.id.expert >= 0 && request_.trains) return false;  // no product gives dx from experts' tiles
@@ -227,22 +229,22 @@ bool BasePlan::lies_in_tiles(const formats::TensorSource& source) const {
 
 /// The form of a matrix of a layer that is not ready, and of embeddings and lm_head.
 BasePlan::Held BasePlan::held(const formats::TensorSource& source) const {
-    const bool lies = read_in_place(source), in_layer = source.rule.role == spec::TensorRole::linear;
-    if (lies_in_tiles(source)) return Held::tiles;
-    if (lies && in_layer && request_.device.is_cpu() && place_of(source.rule.id.layer) == spec::Place::device &&
+    const bool in_place = read_in_place(source), in_layer = source.rule.role == spec::TensorRole::linear;
+    if (held_in_tiles(source)) return Held::tiles;
+    if (in_place && in_layer && request_.device.is_cpu() && place_of(source.rule.id.layer) == spec::Place::device &&
         !is_cut(source))
         return Held::file_map;
     if (type_of(source) == spec::WeightType::int8) return Held::int8;
     if (!spec::is_4bit(type_of(source))) return Held::matrix;
-    return lies && !is_cut(source) ? Held::packed : Held::quantised_here;
+    return in_place && !is_cut(source) ? Held::packed : Held::quantised_here;
 }
 
-int64_t BasePlan::expanded_linears() const {
+int64_t BasePlan::dequantized_linears() const {
     if (!request_.device.is_cuda()) return 0;
     const auto& all = file_->tensors.all();
     return std::count_if(all.begin(), all.end(), [&](const formats::TensorSource& source) {
         return source.rule.role == spec::TensorRole::linear && has(source.rule.id.layer) &&
-               !lies_ready(source.rule.id.layer) && spec::is_quantised(type_of(source)) && !lies_in_tiles(source);
+               !is_ready(source.rule.id.layer) && spec::is_quantised(type_of(source)) && !held_in_tiles(source);
     });
 }
 

@@ -106,7 +106,7 @@ void BasePlan::submit(memory::Plan& resident) const {
     const auto item = static_cast<int64_t>(c10::elementSize(request_.dtype));
     for (int layer = 0; layer < static_cast<int>(file_->spec.num_layers); ++layer) {
         if (!has(layer) || streams(layer) || at_peer(layer)) continue;
-        if (lies_ready(layer)) {
+        if (is_ready(layer)) {
             submit_ready(layer, resident);
         } else if (request_.masters) {
             continue;  // the parameters' buffers have them
@@ -193,7 +193,7 @@ std::string BasePlan::description() const {
         const spec::WeightType type = type_of(source);
         if (source.rule.role == spec::TensorRole::linear) {
             ++linears[type];
-            made = made || !as_it_lies(source);
+            made = made || !held_as_stored(source);
         } else if (spec::is_quantised(type)) {
             outside += cat(", ", source.rule.role == spec::TensorRole::lm_head ? "lm_head" : "embeddings", " in ",
                            name_of(type));
@@ -203,7 +203,7 @@ std::string BasePlan::description() const {
     for (const auto& [type, count] : linears)
         text += cat(text.empty() ? "" : ", ", count, " linears in ", words_for(type));
     const auto cached = std::count(request_.cached.begin(), request_.cached.end(), true);
-    const char* const when = made ? " while loading" : " as they lie";
+    const char* const when = made ? " while loading" : " as stored";
     const char* const coded = dx_codes(request_.coded) == spec::Codes::int8
                                   ? "; held in int8 (a scale for each row)"
                                   : "; held in fp8 (e4m3, a scale for each row)";
@@ -225,13 +225,13 @@ std::string BasePlan::description() const {
 std::string BasePlan::form_of(int layer) const {
     if (forward_codes(request_.coded) == spec::Codes::int8) return "int8 codes";
     if (forward_coded(request_.coded)) return "fp8";
-    const bool expanded = lies_ready(layer);
+    const bool dequantized = is_ready(layer);
     std::set<std::string> forms;
     for (const formats::TensorSource* source : linears(layer))
-        forms.insert(expanded || request_.masters ? request_.dtype == at::kBFloat16 ? "bf16"
-                                                    : request_.dtype == at::kHalf   ? "fp16"
-                                                                                    : "fp32"
-                                                  : name_of(type_of(*source)));
+        forms.insert(dequantized || request_.masters ? request_.dtype == at::kBFloat16 ? "bf16"
+                                                       : request_.dtype == at::kHalf   ? "fp16"
+                                                                                       : "fp32"
+                                                     : name_of(type_of(*source)));
     std::string text;
     for (const std::string& form : forms) text += cat(text.empty() ? "" : "+", form);
     if (dx_coded(request_.coded)) text += "+fp8";

@@ -13,7 +13,7 @@ void BasePlan::require_coded() const {
     };
     UNSLOTH_CHECK(!request_.masters, "codes of weights that are trained");
     if (file_->spec.experts)
-        refuse("goes without experts: their products have no form that reads codes", "Leave compute_dtype out.");
+        refuse("does not support experts: their products have no form that reads codes", "Leave compute_dtype out.");
     if (!ops::coded_available(request_.device, dx_codes(request_.coded)))
         refuse(cat(dx_codes(request_.coded) == spec::Codes::int8
                        ? "needs compute capability 8.0 (A100, RTX 30) or later; "
@@ -22,7 +22,7 @@ void BasePlan::require_coded() const {
                    request_.device.str(), " has another"),
                "Leave compute_dtype out.");
     if (request_.device.is_cuda() && request_.dtype != at::kBFloat16)
-        refuse("goes with dtype bfloat16 on a GPU", "Set model.dtype to bfloat16.");
+        refuse("needs dtype bfloat16 on a GPU", "Set model.dtype to bfloat16.");
     for (const Group g : layout_.all_groups())
         if (layout_[g].n % 16 != 0 || layout_[g].k % 16 != 0)
             refuse(cat("needs sizes that are multiples of 16; ", name_of(g), " is ", layout_[g].n, " x ", layout_[g].k),
@@ -97,10 +97,10 @@ void BasePlan::require_slices() const {
     }
 }
 
-void BasePlan::require_expanded() const {
+void BasePlan::require_dequantized() const {
     if (request_.mantissa_bits == 0) return;
     for (int layer = 0; layer < static_cast<int>(file_->spec.num_layers); ++layer)
-        if (has(layer) && !lies_ready(layer))
+        if (has(layer) && !is_ready(layer))
             throw Error(
                 "option.no-effect",
                 cat("hardware.weight_mantissa_bits rounds 4 and 16-bit weights that are dequantized once on a GPU; "

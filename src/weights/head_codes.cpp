@@ -37,17 +37,17 @@ ops::CodedMatrix codes_at(const memory::Arena& arena, const char* name, int64_t 
 
 }  // namespace
 
-void EmbeddingAndHead::expand_head(ops::Context& ctx, HeadProduct first, const at::Tensor& expanded_VD) const {
+void EmbeddingAndHead::expand_head(ops::Context& ctx, HeadProduct first, const at::Tensor& dequantized_VD) const {
     const HeadProduct reads = codes_VD.codes.defined() ? HeadProduct::dx : HeadProduct::logits;
-    if (expanded_VD.defined() && reads == first) expand(ctx, lm_head_VD, expanded_VD);
+    if (dequantized_VD.defined() && reads == first) expand(ctx, lm_head_VD, dequantized_VD);
 }
 
-Operand EmbeddingAndHead::head(const at::Tensor& expanded_VD, const spec::Range& rows) const {
+Operand EmbeddingAndHead::head(const at::Tensor& dequantized_VD, const spec::Range& rows) const {
     Operand operand;
     at::Tensor values;
     if (!codes_VD.codes.defined() || !codes_DV.codes.defined())
-        values =
-            (expanded_VD.defined() ? expanded_VD : std::get<at::Tensor>(lm_head_VD)).narrow(0, rows.begin, rows.size);
+        values = (dequantized_VD.defined() ? dequantized_VD : std::get<at::Tensor>(lm_head_VD))
+                     .narrow(0, rows.begin, rows.size);
     if (codes_VD.codes.defined()) {
         operand.base = CodedBase{codes_VD, values};
     } else {

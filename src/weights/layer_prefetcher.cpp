@@ -13,7 +13,7 @@ LayerPrefetcher::LayerPrefetcher(std::unique_ptr<ops::CopyStream> copies,
     int slots = 0;
     for (const auto& layer : layers_)
         if (layer) slots = std::max(slots, layer->slot + 1);
-    under_way_.resize(static_cast<std::size_t>(slots), false);
+    in_flight_.resize(static_cast<std::size_t>(slots), false);
     state_.in_slots.resize(static_cast<std::size_t>(slots), -1);
 }
 
@@ -35,16 +35,16 @@ void LayerPrefetcher::fetch(int layer) {
         copies_->copy(image, slot_memory);
         copies_->mark(slot);
     }
-    under_way_[static_cast<std::size_t>(slot)] = true;
+    in_flight_[static_cast<std::size_t>(slot)] = true;
     state_.in_slots[static_cast<std::size_t>(slot)] = layer;
 }
 
 void LayerPrefetcher::wait_for(ops::Context& ctx, int slot) {
-    if (!under_way_[static_cast<std::size_t>(slot)]) return;
+    if (!in_flight_[static_cast<std::size_t>(slot)]) return;
     const ops::Region region(ctx, "wait for weights");                                // the stall, in a profile
     if (at(state_.in_slots[static_cast<std::size_t>(slot)]).disk) disk_->wait(slot);  // else the mark is not set yet
     copies_->compute_waits(slot);
-    under_way_[static_cast<std::size_t>(slot)] = false;
+    in_flight_[static_cast<std::size_t>(slot)] = false;
 }
 
 void LayerPrefetcher::begin(ops::Context& ctx, const std::vector<int>& pass) {
@@ -54,7 +54,7 @@ void LayerPrefetcher::begin(ops::Context& ctx, const std::vector<int>& pass) {
     state_.entered = 0;
     state_.reading = false;
     std::vector<int> missing;
-    std::vector<bool> seen(under_way_.size(), false);
+    std::vector<bool> seen(in_flight_.size(), false);
     for (const int layer : pass_) {
         const auto slot = static_cast<std::size_t>(at(layer).slot);
         if (!seen[slot] && state_.in_slots[slot] != layer) missing.push_back(layer);

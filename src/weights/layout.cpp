@@ -35,6 +35,13 @@ Group group_of(spec::Projection p) {
             return Group::experts_gate_up;
         case spec::Projection::experts_down:
             return Group::experts_down;
+        case spec::Projection::delta_qkv:
+        case spec::Projection::delta_z:
+        case spec::Projection::delta_b:
+        case spec::Projection::delta_a:
+            return Group::delta_in;
+        case spec::Projection::delta_out:
+            return Group::delta_out;
         case spec::Projection::down:
             break;
     }
@@ -86,6 +93,8 @@ LayerLayout make_layout(const spec::ModelSpec& spec, const std::vector<spec::Lay
         for (const spec::Projection p : {spec::Projection::q, spec::Projection::k, spec::Projection::v})
             add_to(crossing_group(p), {-1, p});
     }
+    if (spec.delta)
+        for (const spec::LayerSpec& layer : spec.layers) layout.deltas.push_back(layer.delta);
     if (!spec.experts) return layout;
     for (const spec::LayerSpec& layer : spec.layers) layout.has_experts.push_back(layer.experts);
     for (int expert = 0; expert < static_cast<int>(spec.experts->count); ++expert)

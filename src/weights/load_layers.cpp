@@ -279,7 +279,7 @@ std::unique_ptr<WeightProvider> BasePlan::load_layers(ops::Context& ctx, const B
         }
         const at::Tensor at_peer = peer_image(memory.peers, layer);
         std::optional<StreamedImage>& image = streamed.emplace_back(streamed_image(memory, layer));
-        const bool lies_as_image = at_peer.defined() || image || (!lies_ready(layer) && masters == nullptr);
+        const bool stays_packed = at_peer.defined() || image || (!is_ready(layer) && masters == nullptr);
         if (at_peer.defined()) {
             stored = load_image(ctx, memory_at(image ? image->slot_memory : at_peer, at_peer), layer, owns(layer));
         } else if (image && image->disk) {
@@ -289,9 +289,9 @@ std::unique_ptr<WeightProvider> BasePlan::load_layers(ops::Context& ctx, const B
         } else if (image) {
             stored = load_image(ctx, memory_at(image->slot_memory, {}), layer, /*reads=*/false);
             read_offsets(image->image, layer, stored);
-        } else if (!lies_ready(layer) && masters != nullptr) {
+        } else if (!is_ready(layer) && masters != nullptr) {
             for (const Group g : layout_.groups_of(layer)) stored.groups[g] = views_of(*masters, layout_[g], layer);
-        } else if (!lies_ready(layer)) {
+        } else if (!is_ready(layer)) {
             at::Tensor held;  // undefined where all of it stays in the file's map
             if (const int64_t bytes = image_bytes(layer); bytes > 0)
                 held = arena.tensor(arena.plan().find(image_name(layer)), {bytes}, at::kByte);
@@ -301,10 +301,10 @@ std::unique_ptr<WeightProvider> BasePlan::load_layers(ops::Context& ctx, const B
         // What this process read into common memory has been counted.
         const bool counted = image && !at_peer.defined() && !image->disk &&
                              memory.common->filled_here(memory.common->plan().find(image_name(layer)));
-        if (lies_as_image && !counted) shared.done(static_cast<int64_t>(linears(layer).size()));
+        if (stays_packed && !counted) shared.done(static_cast<int64_t>(linears(layer).size()));
         for (const Group g : layout_.groups_of(layer)) {
             stored.biases[g] = load_bias(arena, layer, g);
-            if (!lies_ready(layer)) continue;
+            if (!is_ready(layer)) continue;
             if (forward_coded(request_.coded)) {
                 load_codes(ctx, arena, layer, g, shared, stored);
             } else {

@@ -12,6 +12,7 @@
 #include "unsloth/weights/base_plan.h"
 #include "unsloth/weights/part.h"
 #include "weights/base_buffers.h"
+#include "weights/quant4_rows.h"
 
 namespace unsloth::weights {
 namespace {
@@ -66,33 +67,7 @@ formats::Quant4Owned quantised_on_host(const formats::TensorSource& source, spec
                                   [&](int64_t begin, int64_t end, float* out) { source.read_f32(begin, end, out); });
 }
 
-template <class T>
-at::Tensor host_array(const T* data, int64_t count, at::ScalarType type) {
-    return at::from_blob(const_cast<T*>(data), {count}, type);
-}
-
-/// A 4-bit weight whose parts are where put(what, values on the host) says.
-ops::Quant4Tensor quant4_rows(const spec::Quant4View& view,
-                              const std::function<at::Tensor(const char* what, const at::Tensor& values)>& put) {
-    const int64_t blocks = view.blocks(),
-                  nested_blocks = (blocks + spec::quant4_nested_block - 1) / spec::quant4_nested_block;
-    ops::Quant4Tensor stored;
-    stored.rows = view.rows;
-    stored.cols = view.cols;
-    stored.nested_offset = view.nested_offset;
-    stored.packed = put("packed", host_array(view.packed, (view.elements() + 1) / 2, at::kByte));
-    stored.absmax = put("absmax", view.nested() ? host_array(view.absmax_u8, blocks, at::kByte)
-                                                : host_array(view.absmax_f32, blocks, at::kFloat));
-    if (view.nested())
-        stored.nested_absmax = put("nested absmax", host_array(view.nested_absmax, nested_blocks, at::kFloat));
-    at::Tensor tables = at::zeros({16 + 256}, at::kFloat);
-    tables.narrow(0, 0, 16).copy_(host_array(view.code, 16, at::kFloat));
-    if (view.nested()) tables.narrow(0, 16, 256).copy_(host_array(view.nested_map, 256, at::kFloat));
-    stored.tables = put("tables", tables);
-    return stored;
-}
-
-/// The same of MXFP4, on the host.
+/// An MXFP4 weight on the host, as quant4_rows() makes others.
 ops::Quant4Tensor mxfp4_rows(const formats::Mxfp4Weight& weight) {
     ops::Quant4Tensor made;
     made.rows = weight.rows;
@@ -128,7 +103,7 @@ StoredWeight BasePlan::frozen_weight(ops::Context& ctx, const formats::TensorSou
     }
     if (!spec::is_4bit(type)) return slice(matrix_of(linear, matrix_type(linear)), part);
     if (in_mxfp4(linear)) return on_device(slice(mxfp4_rows(*linear.mxfp4()), part), ctx.device());
-    if (as_it_lies(linear)) {
+    if (held_as_stored(linear)) {
         if (!is_cut(linear)) return ops::upload(ctx, linear.quant4()->view);
         const auto where_it_is = [](const char*, const at::Tensor& values) { return values; };
         return on_device(slice(quant4_rows(linear.quant4()->view, where_it_is), part), ctx.device());

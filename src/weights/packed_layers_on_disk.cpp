@@ -134,22 +134,22 @@ DiskStream::Counts DiskStream::counts() const {
 DiskStream::Counts DiskStream::read_alone(const std::vector<const DiskImage*>& images,
                                           std::chrono::duration<double> time) {
     const Counts before = counts();
-    std::deque<std::shared_ptr<Job>> under_way;
+    std::deque<std::shared_ptr<Job>> in_flight;
     const auto begin = std::chrono::steady_clock::now();
     for (std::size_t i = 0; std::chrono::steady_clock::now() - begin < time; ++i) {
         const DiskImage& image = *images[i % images.size()];
         if (image.ranges.empty()) break;
-        under_way.push_back(job_of(image, {}, -1));
+        in_flight.push_back(job_of(image, {}, -1));
         {
             const std::lock_guard lock(guard_);
-            jobs_.push_back(under_way.back());
+            jobs_.push_back(in_flight.back());
         }
         changed_.notify_all();
-        if (under_way.size() < 3) continue;  // the threads never run out
-        wait_for(*under_way.front());
-        under_way.pop_front();
+        if (in_flight.size() < 3) continue;  // the threads never run out
+        wait_for(*in_flight.front());
+        in_flight.pop_front();
     }
-    for (const std::shared_ptr<Job>& job : under_way) wait_for(*job);
+    for (const std::shared_ptr<Job>& job : in_flight) wait_for(*job);
     const Counts after = counts();
     return {after.bytes - before.bytes, after.cached - before.cached};
 }

@@ -109,7 +109,7 @@ ParameterTable ParameterTable::full(const spec::ModelSpec& spec) {
     ParameterTable table(static_cast<int>(spec.num_layers));
     table.embeddings_are_head_ = spec.tie_word_embeddings;
     for (const spec::TensorRule& rule : spec::tensor_table(spec))
-        table.add({Parameter::Kind::base, rule.hf_name, rule.role, rule.id, rule.shape, 0, rule.shape.size() == 2,
+        table.add({Parameter::Kind::base, rule.hf_name, rule.role, rule.id, rule.shape, 0, rule.shape.size() >= 2,
                    rule.offset});
     return table;
 }

@@ -49,8 +49,8 @@ std::vector<Flat> state_buffers(const ParameterTable& table, config::Optimizer o
     const int64_t values =
         trains && sharding.has_copies() ? held.elements() : table.padded_elements(sharding.share.size);
     const BlockCounts before = count_blocks(table, optimizer, own.begin),
-                      behind = count_blocks(table, optimizer, own.end);
-    const int64_t slots32 = behind.slots32 - before.slots32, slots8 = behind.slots8 - before.slots8;
+                      after = count_blocks(table, optimizer, own.end);
+    const int64_t slots32 = after.slots32 - before.slots32, slots8 = after.slots8 - before.slots8;
     using State = ops::AdamwState;
     if (!trains) return {{"trainable values", values, at::kFloat, &State::params_P}};
     return {{"trainable values", values, at::kFloat, &State::params_P},
@@ -308,12 +308,12 @@ ParameterSlice Parameters::state_slice(const ParameterTable& table, config::Opti
     const ParameterSlice own = table.slice(share);
     if (member == &State::params_P) return own;
     const BlockCounts before = count_blocks(table, optimizer, own.begin),
-                      behind = count_blocks(table, optimizer, own.end);
+                      after = count_blocks(table, optimizer, own.end);
     const int64_t block = ops::optimizer_block;
-    if (member == &State::m32 || member == &State::v32) return {before.slots32 * block, behind.slots32 * block};
-    if (member == &State::m8 || member == &State::v8) return {before.slots8 * block, behind.slots8 * block};
+    if (member == &State::m32 || member == &State::v32) return {before.slots32 * block, after.slots32 * block};
+    if (member == &State::m8 || member == &State::v8) return {before.slots8 * block, after.slots8 * block};
     UNSLOTH_CHECK(member == &State::absmax_m8 || member == &State::absmax_v8, "no tensor of the state that is saved");
-    return {before.slots8, behind.slots8};
+    return {before.slots8, after.slots8};
 }
 
 void Parameters::plan_copies(const ParameterTable& table, config::Optimizer optimizer, const ShardingPolicy& sharding,

@@ -69,7 +69,7 @@ WeightProvider::WeightProvider(ops::Context& ctx, const LayerLayout& layout, at:
       masters_(masters),
       policy_(std::move(tiles)),
       images_(std::move(images)) {
-    for (const Group g : layout.all_groups()) expanded_[g] = -1;
+    for (const Group g : layout.all_groups()) dequantized_[g] = -1;
     std::vector<LayerMargins> margins;
     for (std::size_t layer = 0; layer < layers.size(); ++layer) {
         StoredLayer& stored = layers[layer];
@@ -109,9 +109,9 @@ WeightProvider::WeightProvider(ops::Context& ctx, const LayerLayout& layout, at:
             operand.scale = dora_->scale(layer, g);
             operand.scale.bias_N = operand.bias_N;
         }
-    expand_in_turn(ctx, [&](int layer, const LayerWeights& expanded) {
+    dequantize_in_turn(ctx, [&](int layer, const LayerWeights& dequantized) {
         for (const Group g : layout.groups_of(layer))
-            dora_->measure(ctx, layer, g, std::get<DenseBase>(expanded[g].base).w_NK);
+            dora_->measure(ctx, layer, g, std::get<DenseBase>(dequantized[g].base).w_NK);
     });
 }
 
@@ -124,8 +124,8 @@ void WeightProvider::begin_values(ops::Context& ctx, const std::vector<int>& lay
 }
 
 /// The layers with magnitudes, each with its base dequantized, whatever products may read instead.
-void WeightProvider::expand_in_turn(ops::Context& ctx,
-                                    const std::function<void(int layer, const LayerWeights&)>& visit) {
+void WeightProvider::dequantize_in_turn(ops::Context& ctx,
+                                        const std::function<void(int layer, const LayerWeights&)>& visit) {
     std::vector<int> layers;
     for (int layer = 0; layer < static_cast<int>(weights_.size()); ++layer)
         if (dora_->adapts(layer)) layers.push_back(layer);
@@ -188,14 +188,15 @@ void WeightProvider::choose_tiles(int layer, Group g, int64_t tokens, Operand& o
     };
     TiledBase base{tiles, {}, choice(false), policy_.trains ? choice(true) : ops::Nf4GemmChoice{}};
     for (const Slice& slice : layout_[g].slices) base.tail_columns.push_back({slice.r_begin, slice.r});
-    const bool serves = base.forward.kernel != dequantize && !(policy_.trains && base.backward.kernel == dequantize);
-    if (serves) {
+    const bool reads_tiles =
+        base.forward.kernel != dequantize && !(policy_.trains && base.backward.kernel == dequantize);
+    if (reads_tiles) {
         operand.base = std::move(base);
     } else {
         operand.base = slot_.at(g).base;
     }
     if (staying_.empty()) return;
-    set_margins(operand, serves ? staying_[static_cast<std::size_t>(layer)].at(g) : slot_.at(g).margins());
+    set_margins(operand, reads_tiles ? staying_[static_cast<std::size_t>(layer)].at(g) : slot_.at(g).margins());
 }
 
 /// Dequantizes the groups whose products read the slot and that are not there yet, 4-bit rows of all of them in one
@@ -207,8 +208,8 @@ void WeightProvider::expand_into_slot(ops::Context& ctx, int layer) {
     for (const Group g : layout_.groups_of(layer)) {
         const auto* dense = std::get_if<DenseBase>(&weights_[static_cast<std::size_t>(layer)][g].base);
         const std::vector<StoredWeight>& group = paged.groups.at(g);
-        if (group.empty() || dense == nullptr || expanded_[g] == layer) continue;
-        expanded_[g] = layer;
+        if (group.empty() || dense == nullptr || dequantized_[g] == layer) continue;
+        dequantized_[g] = layer;
         if (slot_folded_) {
             for (std::size_t i = 0; i < group.size(); ++i) {
                 const Slice& slice = layout_[g].slices[i];
@@ -255,7 +256,7 @@ const LayerWeights& WeightProvider::ready(ops::Context& ctx, int layer, int64_t 
 void WeightProvider::choose_fold(int layer, bool adapted) {
     if (!folded_) return;
     if (slot_folded_ != adapted || (adapted && folded_version_ != folded_->version()))
-        for (auto& [g, expanded] : expanded_) expanded = -1;
+        for (auto& [g, dequantized] : dequantized_) dequantized = -1;
     slot_folded_ = adapted;
     folded_version_ = folded_->version();
     for (const Group g : layout_.groups_of(layer)) weights_[static_cast<std::size_t>(layer)][g].folded = adapted;
@@ -295,20 +296,20 @@ const LayerWeights& WeightProvider::lay_out(ops::Context& ctx, int layer, std::o
 
 WeightProvider::Held WeightProvider::held() const {
     auto groups = layout_.groups_of(std::max(held_, 0));
-    const bool whole = held_ >= 0 && std::ranges::all_of(groups, [&](Group g) { return expanded_.at(g) == held_; });
+    const bool whole = held_ >= 0 && std::ranges::all_of(groups, [&](Group g) { return dequantized_.at(g) == held_; });
     return {whole ? held_ : -1, images_ ? images_->state() : LayerPrefetcher::State{}};
 }
 
 void WeightProvider::assume_held(const Held& held) {
-    assume_expanded(held.layer);
+    assume_dequantized(held.layer);
     if (images_) images_->assume(held.images);
 }
 
-void WeightProvider::assume_expanded(int layer) {
+void WeightProvider::assume_dequantized(int layer) {
     held_ = layer;
-    for (auto& [g, expanded] : expanded_) expanded = -1;
+    for (auto& [g, dequantized] : dequantized_) dequantized = -1;
     if (layer >= 0)
-        for (const Group g : layout_.groups_of(layer)) expanded_[g] = layer;
+        for (const Group g : layout_.groups_of(layer)) dequantized_[g] = layer;
     if (margins_) held_version_ = margins_->version();
     if (!folded_) return;
     slot_folded_ = true;  // CUDA graphs have adapters
@@ -372,10 +373,10 @@ void WeightProvider::refresh(ops::Context& ctx) {
     fill_ready_margins(ctx);
     if (fills_staying_) fills_staying_->fill(ctx, 0, layers);
     if (!dora_) return;
-    expand_in_turn(ctx, [&](int layer, const LayerWeights& expanded) {
+    dequantize_in_turn(ctx, [&](int layer, const LayerWeights& dequantized) {
         for (const Group g : layout_.groups_of(layer))
-            dora_->update(ctx, layer, g, std::get<DenseBase>(expanded[g].base).w_NK, expanded[g].a_RK,
-                          expanded[g].b_NR);
+            dora_->update(ctx, layer, g, std::get<DenseBase>(dequantized[g].base).w_NK, dequantized[g].a_RK,
+                          dequantized[g].b_NR);
     });
 }
 

@@ -255,9 +255,10 @@ TEST(Outcome, TheSummaryNamesRankProcessAndReason) {
     EXPECT_EQ(summary({ended(1, 3), ended(2, 4, 9), ended(0, 4, 9), ended(3, 209, 40, true)}, 0),
               "rank 1 (pid 1001) failed with exit code 3; ranks 0, 2: exit code 4; rank 3: signal 9 (Killed), from the "
               "launcher");
-    EXPECT_EQ(summary({ended(1, 209), ended(0, 0)}, 0),
-              "rank 1 (pid 1001) was ended by signal 9 (Killed), often the kernel's for want of memory (dmesg); rank "
-              "0: exit code 0");
+    EXPECT_EQ(
+        summary({ended(1, 209), ended(0, 0)}, 0),
+        "rank 1 (pid 1001) was ended by signal 9 (Killed), often sent by the kernel when memory runs out (dmesg); rank "
+        "0: exit code 0");
     EXPECT_EQ(summary({ended(0, 143), ended(1, 143)}, SIGTERM),
               "stopped by signal 15 (Terminated); ranks 0, 1: exit code 143");
     EXPECT_EQ(summary({ended(0, 143)}, 0), "a rank was stopped, and the others with it; rank 0: exit code 143");

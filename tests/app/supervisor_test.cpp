@@ -74,8 +74,7 @@ TEST(Supervisor, ALostRankIsKilledAndTheOthersHaveADeadline) {
         for (const RankEnd& end : ends) EXPECT_EQ(end.signal, SIGKILL);
         EXPECT_EQ(exit_code(ends, 0), static_cast<int>(ErrorKind::runtime));
         if (lost == 1) {
-            EXPECT_NE(ranks.said().find(cat("rank 1 (pid ", ranks.pids[1], ") gives no sign of life")),
-                      std::string::npos);
+            EXPECT_NE(ranks.said().find(cat("rank 1 (pid ", ranks.pids[1], ") sends no heartbeat")), std::string::npos);
             EXPECT_TRUE(summary(ends, 0).starts_with(cat("rank 1 (pid ", ranks.pids[1], ") was stuck")))
                 << summary(ends, 0);
         }

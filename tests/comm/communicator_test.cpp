@@ -268,9 +268,9 @@ TEST(Mesh, LinksThePipelinesRanksEachWay) {
                 for (int message = 0; message < 2; ++message) {
                     const float value = static_cast<float>(10 * r + message);
                     if (links.to_above != nullptr)
-                        sent.push_back(links.to_above->send_beside(at(value), 1 - links.to_above->rank(), "up"));
+                        sent.push_back(links.to_above->send_async(at(value), 1 - links.to_above->rank(), "up"));
                     if (links.to_below != nullptr)
-                        sent.push_back(links.to_below->send_beside(at(-value), 1 - links.to_below->rank(), "down"));
+                        sent.push_back(links.to_below->send_async(at(-value), 1 - links.to_below->rank(), "down"));
                 }
                 for (int message = 0; message < 2; ++message) {
                     at::Tensor got = at(0);
@@ -338,7 +338,7 @@ TEST(Mesh, ALinkIsLeftWithAMessageUnderWay) {
         const Mesh mesh(group, {.pp = 2});
         if (group.rank() > 0) return;
         for (int message = 0; message < 3; ++message)
-            (void)mesh.links().to_above->send_beside(at::ones({300000}), 1, "activations that nobody takes");
+            (void)mesh.links().to_above->send_async(at::ones({300000}), 1, "activations that nobody takes");
     });
 }
 

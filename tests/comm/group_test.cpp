@@ -39,8 +39,8 @@ TEST(Group, SumsBesideOtherWorkAreThereAfterJoin) {
     on_ranks(2, [&](Group& group) {
         at::Tensor x = at::ones({100}), y = at::full({3}, 2.F);
         int ready = 0;
-        group.all_reduce_beside(x.narrow(0, 50, 50), [&] { ++ready; }, "a test's second half");
-        group.all_reduce_beside(x.narrow(0, 0, 50), [&] { ++ready; }, "a test's first half");
+        group.all_reduce_async(x.narrow(0, 50, 50), [&] { ++ready; }, "a test's second half");
+        group.all_reduce_async(x.narrow(0, 0, 50), [&] { ++ready; }, "a test's first half");
         group.all_reduce(y, "a test's sum");
         group.join();
         EXPECT_EQ(ready, 2);

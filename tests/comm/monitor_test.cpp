@@ -127,7 +127,7 @@ void wait_for_loss(Monitor& own) {
     }
 }
 
-/// A process of rank 0, to which rank 1 never shows a sign of life.
+/// A process of rank 0, to which rank 1 never sends a heartbeat.
 void lose_a_rank(std::function<void()> release, const std::function<void(Monitor&)>& main_thread) {
     const StoreServer server(listen_at(0, /*anywhere=*/false), {run_secret, 2, 1, true});
     LaunchEnvironment environment = rank_of_two(0);
@@ -141,7 +141,7 @@ class MonitorDeathTest : public testing::Test {
   protected:
     MonitorDeathTest() { GTEST_FLAG_SET(death_test_style, "threadsafe"); }
     const testing::ExitedWithCode failed{static_cast<int>(ErrorKind::runtime)};
-    const std::string words = "rank 1 .* gives no sign of life .*did not end by itself within 1 s";
+    const std::string words = "rank 1 .* has sent no heartbeat .*did not end by itself within 1 s";
 };
 
 TEST_F(MonitorDeathTest, TheProcessEndsWhenADestructorHangs) {

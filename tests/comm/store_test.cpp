@@ -182,7 +182,7 @@ TEST(Strangers, IdleConnectionsAreFewAndDoNotKeepARankOut) {
     StoreClient late(served.rendezvous(2), soon());
     late.set("k", bytes_of("value"));
     EXPECT_EQ(text(before.get("k", milliseconds(1000))), "value");
-    EXPECT_LE(descriptors() - own, 300 + static_cast<int>(StoreServer::most_strangers) + 4);
+    EXPECT_LE(descriptors() - own, 300 + static_cast<int>(StoreServer::most_unauthenticated) + 4);
 }
 
 // "A connection that has not proved within 5 s that it is a rank's is dropped."

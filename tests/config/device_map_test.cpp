@@ -114,14 +114,14 @@ TEST(DeviceMap, SaysWhatIsWrong) {
     EXPECT_CONTAINS(mistake(R"({"": 2})", 1), "the run's is 1");
     EXPECT_EQ(mistake(R"({"": 0})", 1), "") << "0 is each process' own";
     EXPECT_CONTAINS(mistake(R"({"model.layers.0-4": "cpu"})"), "the model has layers 0 to 3");
-    EXPECT_CONTAINS(mistake(R"({"model.layers.0-2": "cpu"})"), "does not say where model.layers.3 lies");
+    EXPECT_CONTAINS(mistake(R"({"model.layers.0-2": "cpu"})"), "does not say where model.layers.3 is");
     EXPECT_CONTAINS(mistake(R"({"model.layers.0-2": "cpu", "model.layers.2-3": 0})"), "name layer 2");
     EXPECT_CONTAINS(mistake(R"({"": 0, "model.layers.2.mlp": "cpu"})"), "a part of a layer");
     EXPECT_CONTAINS(mistake(R"({"": 0, "transformer.h": "cpu"})"), "no module 'transformer.h'");
     EXPECT_CONTAINS(mistake(R"({"": 0, "model.layers.2-1": "cpu"})"), "no range");
     EXPECT_CONTAINS(mistake(R"({"": "tpu"})"), "no place");
     EXPECT_CONTAINS(mistake(R"({"": -1})"), "no place");
-    EXPECT_CONTAINS(mistake(R"({"": 0, "lm_head": "cpu"})"), "'lm_head' can lie on the GPU alone");
+    EXPECT_CONTAINS(mistake(R"({"": 0, "lm_head": "cpu"})"), "'lm_head' can only be on the GPU");
     EXPECT_CONTAINS(mistake(R"({"": 0, "model.embed_tokens": "disk"})"), "cannot be on the disk");
     EXPECT_CONTAINS(mistake("{}"), "empty object");
 }
@@ -139,7 +139,7 @@ TEST(MaxMemory, ByDevice) {
             (void)max_memory(model, 0);
             ADD_FAILURE() << slip;
         } catch (const Error& error) {
-            EXPECT_CONTAINS(std::string(error.what()), "Bytes are meant where no unit stands");
+            EXPECT_CONTAINS(std::string(error.what()), "A number without a unit is in bytes");
         }
     }
     model.max_memory = {{"disk", "1GiB"}};

@@ -34,9 +34,9 @@ TEST(File, MalformedJsonNamesFileLineAndColumn) {
 TEST(File, StructuralMistakesAreRefused) {
     EXPECT_CONTAINS(file_error("[1]", "config.not-an-object"), "expected an object of sections");
     EXPECT_CONTAINS(file_error(R"({"lora": 3})"), "lora: expected an object of options");
-    EXPECT_CONTAINS(file_error(R"({"lora": {"r": 8, "r": 9}})"), ":1:19: the key \"r\" stands twice");
+    EXPECT_CONTAINS(file_error(R"({"lora": {"r": 8, "r": 9}})"), ":1:19: the key \"r\" appears twice");
     EXPECT_CONTAINS(file_error("{\"lora\": {\"r\": 8}, // \"model\"\n \"model\": {},\n\t\"lora\": {}}"),
-                    ":3:2: the key \"lora\" stands twice");
+                    ":3:2: the key \"lora\" appears twice");
     EXPECT_CONTAINS(file_error(R"({"": {}})", "option.unknown"), "unknown section");
     const std::string missing =
         usage_message([] { config::load_config("/nonexistent/run.json", {}); }, "config.cannot-read");
@@ -131,7 +131,7 @@ TEST(File, APeersFileIsNamedOnce) {
     expect(R"({"architectures": ["LlamaForCausalLM"], "hidden_size": 8})", {"is of a model", "model.path takes"});
     // Options of ours outside of their sections are no peer's.
     EXPECT_CONTAINS(file_error(R"({"per_device_train_batch_size": 2, "max_seq_length": 8})"),
-                    "Each key stands in its section");
+                    "Each key belongs in its section");
     EXPECT_CONTAINS(file_error(R"({"model": {"path": "m"}, "stage": "sft"})"), "unknown section 'stage'");
     EXPECT_CONTAINS(file_error(R"({"model": "m"})"), "model: expected an object of options");
 }
@@ -141,9 +141,9 @@ TEST(File, ASyntaxErrorShowsTheLine) {
                     "run.json:3:3: no valid JSON: a comma is missing before this\n"
                     "  3 |   \"lora_alpha\": 16\n"
                     "    |   ^");
-    EXPECT_CONTAINS(file_error("// one\n{\"lora\": {\"r\": 8,}}"), "a comma stands before this }: take it out");
+    EXPECT_CONTAINS(file_error("// one\n{\"lora\": {\"r\": 8,}}"), "there is a comma before this }: take it out");
     EXPECT_CONTAINS(flag_error({"--rank_pattern", "{q_proj: 8}"}),
-                    "--rank_pattern: expected JSON: a key stands in double quotes: \"q_proj\"\n"
+                    "--rank_pattern: expected JSON: a key must be in double quotes: \"q_proj\"\n"
                     "  1 | {q_proj: 8}\n"
                     "    |  ^");
     for (const char* content : {"{\"a\": }", "{", "[1 2]", "{\"a\": tru}", "\x01", "{\"a\": \"\xff\"}"})

@@ -34,7 +34,7 @@ TEST(Yaml, ListsObjectsAnchorsAndMerges) {
 }
 
 TEST(Yaml, WhatIsOddIsRefusedWithItsPlace) {
-    EXPECT_CONTAINS(yaml_error("a: 1\nb: 2\na: 3\n"), "run.yaml:3:1: the key \"a\" stands twice in one object");
+    EXPECT_CONTAINS(yaml_error("a: 1\nb: 2\na: 3\n"), "run.yaml:3:1: the key \"a\" appears twice in one object");
     EXPECT_CONTAINS(yaml_error("a: [1\n"), "run.yaml:1:6: no valid YAML");
     EXPECT_CONTAINS(yaml_error("a:\n\t- 1\n"), "run.yaml:2:");
     EXPECT_CONTAINS(yaml_error("a: *b"), "run.yaml:1:");
@@ -48,12 +48,12 @@ TEST(Yaml, WhatIsOddIsRefusedWithItsPlace) {
 }
 
 TEST(Yaml, ASyntaxErrorIsSaidInPlainWords) {
-    EXPECT_CONTAINS(yaml_error("a:\n\t- 1\n"), "run.yaml:2:2: no valid YAML: a tab stands in the indentation");
+    EXPECT_CONTAINS(yaml_error("a:\n\t- 1\n"), "run.yaml:2:2: no valid YAML: the indentation has a tab");
     EXPECT_CONTAINS(yaml_error("files: *.jsonl\n"),
                     "a text that begins with * needs quotes\n"
                     "  1 | files: *.jsonl\n");
     EXPECT_CONTAINS(yaml_error("a: 1\n  b: 2\n"),
-                    "run.yaml:2:4: no valid YAML: a colon stands where no value can begin");
+                    "run.yaml:2:4: no valid YAML: this colon is where no value can begin");
     EXPECT_CONTAINS(yaml_error("a: 1\n  b: 2\n"), "\n  2 |   b: 2\n    |    ^");
     EXPECT_CONTAINS(yaml_error("a: [1, 2\nb: 3\n"), "a comma or ] is missing before this");
     EXPECT_CONTAINS(yaml_error("a: {b: 1\n"), "a comma or } is missing before this");

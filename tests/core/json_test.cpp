@@ -30,7 +30,7 @@ std::string nested(std::size_t levels) {
 TEST(Json, RepeatedKeysAreRefusedUnlessTheRulesLetTheLastOneCount) {
     const std::string text = R"({"a": {"b": 1, "c": [{"b": 2}], "b": 3}})";
     EXPECT_EQ(refused(text)->cause, Cause::repeated_key);
-    EXPECT_EQ(refused<Ordered>(text)->words, "the key 'b' stands twice in one object");
+    EXPECT_EQ(refused<Ordered>(text)->words, "the key 'b' appears twice in one object");
     EXPECT_FALSE(refused(R"({"a": {"b": 1}, "b": [{"b": 2}, {"b": 3}]})"));
     EXPECT_EQ(read_json<Ordered>(text, {.distinct_keys = false})["a"]["b"], 3);
 }
@@ -84,7 +84,7 @@ TEST(Json, MessagesNameTheSourceAndThePlace) {
         return std::string("accepted");
     };
     EXPECT_TRUE(message("{\n\"a\": 1,,}").starts_with("a.json: not valid JSON: line 2, column 8: ")) << message("");
-    EXPECT_TRUE(message(R"({"a": 1, "a": 2})").starts_with("a.json: the key 'a' stands twice in one object"));
+    EXPECT_TRUE(message(R"({"a": 1, "a": 2})").starts_with("a.json: the key 'a' appears twice in one object"));
     EXPECT_EQ(message("[1]"), "accepted");
 }
 

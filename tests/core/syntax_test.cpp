@@ -7,24 +7,24 @@ namespace {
 
 /// "2:7 words".
 std::string mistake(const std::string& text, bool comments = false) {
-    const SyntaxMistake found = find_json_mistake(text, comments);
+    const SyntaxError found = find_json_error(text, comments);
     const TextPlace place = place_of(text, found.at);
     return std::to_string(place.line) + ":" + std::to_string(place.column) + " " + found.words;
 }
 
 TEST(JsonMistake, IsSaidInPlainWords) {
-    EXPECT_EQ(mistake("{\"a\": 1,}"), "1:9 a comma stands before this }: take it out");
+    EXPECT_EQ(mistake("{\"a\": 1,}"), "1:9 there is a comma before this }: take it out");
     EXPECT_EQ(mistake("{\n  \"a\": 1\n  \"b\": 2\n}"), "3:3 a comma is missing before this");
-    EXPECT_EQ(mistake("{\"a\": 'x'}"), "1:7 texts stand in double quotes, not in single ones");
+    EXPECT_EQ(mistake("{\"a\": 'x'}"), "1:7 texts must be in double quotes, not in single ones");
     EXPECT_EQ(mistake("{'a': 1}"), "1:2 keys stand in double quotes, not in single ones");
-    EXPECT_EQ(mistake("{a: 1}"), "1:2 a key stands in double quotes: \"a\"");
-    EXPECT_EQ(mistake("{\"a\": auto}"), "1:7 a text stands in double quotes: \"auto\"");
+    EXPECT_EQ(mistake("{a: 1}"), "1:2 a key must be in double quotes: \"a\"");
+    EXPECT_EQ(mistake("{\"a\": auto}"), "1:7 a text must be in double quotes: \"auto\"");
     EXPECT_EQ(mistake("{\"a\": True}"), "1:7 JSON writes true, false and null, not True");
     EXPECT_EQ(mistake("{\"a\": NaN}"), "1:7 NaN is no number of JSON");
-    EXPECT_EQ(mistake("{\"a\" = 1}"), "1:6 a colon stands between key and value, not =");
+    EXPECT_EQ(mistake("{\"a\" = 1}"), "1:6 a colon separates key and value, not =");
     EXPECT_EQ(mistake("{\"a\", 1}"), "1:5 a colon is expected after the key \"a\"");
     EXPECT_EQ(mistake("{\"a\": }"), "1:7 a value is missing before this");
-    EXPECT_EQ(mistake("[1,, 2]"), "1:4 two commas stand here, with nothing between them");
+    EXPECT_EQ(mistake("[1,, 2]"), "1:4 there are two commas here, with nothing between them");
     EXPECT_EQ(mistake("[1, 2}"), "1:6 ] is expected, which closes the [ of line 1");
     EXPECT_EQ(mistake("{\n\"a\": [1, 2\n"), "2:11 the text ends, and the [ of line 2 is not closed: ] is missing");
     EXPECT_EQ(mistake("{\"a\": \"x"), "1:7 the text that begins here has no closing quote");
@@ -42,16 +42,16 @@ TEST(JsonMistake, IsSaidInPlainWords) {
     EXPECT_EQ(mistake("# note\n{}", true), "1:1 a comment begins with //, not with #");
     EXPECT_EQ(mistake("// note\n{}"), "1:1 JSON has no comments");
     EXPECT_EQ(mistake("{\"\xC3\xA4\": \xC3}"), "1:7 the byte is not UTF-8");
-    EXPECT_EQ(mistake(""), "1:1 nothing stands there");
+    EXPECT_EQ(mistake(""), "1:1 the text is empty");
 }
 
 TEST(JsonMistake, IsNoneInWhatIsJson) {
     for (const char* text :
          {"{}", "[]", "[[], {}]", R"({"a": [1, -2.5e-3, "\u00e4\n"], "b": {"c": null}, "d": true})", "1"})
-        EXPECT_EQ(find_json_mistake(text).words, "it cannot be read") << text;
-    EXPECT_EQ(find_json_mistake("{ // one\n \"a\": /* two */ 1 }", true).words, "it cannot be read");
+        EXPECT_EQ(find_json_error(text).words, "it cannot be read") << text;
+    EXPECT_EQ(find_json_error("{ // one\n \"a\": /* two */ 1 }", true).words, "it cannot be read");
     std::string deep(100000, '[');
-    EXPECT_NE(find_json_mistake(deep).words.find("is not closed"), std::string::npos);
+    EXPECT_NE(find_json_error(deep).words.find("is not closed"), std::string::npos);
 }
 
 TEST(MarkedLine, PointsAtTheCharacter) {

@@ -140,7 +140,7 @@ TEST(LearntPrompts, AreTargetsBeforeTheChosenAnswer) {
                       .segments = {{0, 5}, {5, 4}}};
     const Dataset rows = Dataset::from_samples({pair});
     for (const Dataset& own : {rows, rows.with_shared_prompts()}) {
-        const Dataset learnt = own.with_learnt_prompts();
+        const Dataset learnt = own.with_trained_prompts();
         const Sample sample = learnt.sample(0);
         const Batch batch = make_batch({&sample, 1});
         EXPECT_EQ(batch.target_ids, (Ints{2, 3, 9, 8, 7}));

@@ -238,7 +238,7 @@ TEST(JsonArray, SyntaxErrors) {
                          {"a.json:2: not valid JSON", "not closed"});
     toy::expect_contains(reader_refusal(folder.write("a.json", "[{}\n{}]")), {"a.json:2", "expected a comma"});
     toy::expect_contains(reader_refusal(folder.write("a.json", "[{},]")),
-                         {"a.json:1", "comma stands before the closing bracket"});
+                         {"a.json:1", "comma before the closing bracket"});
     toy::expect_contains(reader_refusal(folder.write("a.json", "[{}] []")),
                          {"a.json:1", "follows the closing bracket"});
     toy::expect_contains(bad_row(folder.write("a.json", "[1, 2]")), {"expected a JSON object, found a number"});
@@ -261,7 +261,7 @@ TEST(Table, RecordsAndHeadersThatAreWrong) {
     const toy::Folder folder;
     toy::expect_contains(bad_row(folder.write("a.csv", "a,b\n1,2\n3\n")), {"1 fields, the header 2"});
     toy::expect_contains(bad_row(folder.write("a.csv", "a,b\n\"x\"y,2\n")),
-                         {"field 1 goes on behind its closing quote"});
+                         {"field 1 continues after its closing quote"});
     toy::expect_contains(bad_row(folder.write("a.csv", "a,b\n1,\"2\n3\n")), {"field 2 has no closing quote"});
     toy::expect_contains(reader_refusal(folder.write("a.csv", "a,b,a\n1,2,3\n")),
                          {"a.csv:1", "two columns are named \"a\""});

@@ -54,13 +54,13 @@ class EndsOfRanks(Ranks):
         )
         metrics = self.folder / "killed" / "metrics.jsonl"
         self.wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") > 2, ranks)
-        time.sleep(2)  # until a sign of life came from within the steps
+        time.sleep(2)  # until a heartbeat came from within the steps
         ranks[1].kill()
         began = time.monotonic()
         err = self.expect_code(ranks[0], RUNTIME)
         self.assertRegex(
             err,
-            r"rank 1 .*(gives no sign of life for 3 s.*at the (gradients|loss) of step|did not come to the (gradients|loss) of step)",
+            r"rank 1 .*(has sent no heartbeat for 3 s.*at the (gradients|loss) of step|did not come to the (gradients|loss) of step)",
         )
         self.assertLess(time.monotonic() - began, 20)
 
@@ -74,7 +74,7 @@ class EndsOfRanks(Ranks):
         began = time.monotonic()
         for rank in ranks[:2]:
             err = self.expect_code(rank, RUNTIME)
-            self.assertRegex(err, r"rank 2 \(.*\) gives no sign of life for 1[2-9] s|rank [01] \(.*\) failed: rank 2")
+            self.assertRegex(err, r"rank 2 \(.*\) has sent no heartbeat for 1[2-9] s|rank [01] \(.*\) failed: rank 2")
         self.assertLess(time.monotonic() - began, 30)
 
     def test_a_stopped_rank_0_is_named(self):
@@ -115,7 +115,7 @@ class EndsOfRanks(Ranks):
         self.wait_for(lambda: time.monotonic() > continued + 4, ranks)  # longer than a rank may be silent
         self.assertGreater(metrics.read_text().count("\n"), before)
         ranks[1].send_signal(signal.SIGSTOP)
-        self.expect_ended_by(ranks[0], r"rank 1 \(.*\) (gives no sign of life|did not come to)", 30)
+        self.expect_ended_by(ranks[0], r"rank 1 \(.*\) (has sent no heartbeat|did not come to)", 30)
 
     def expect_an_end_although_blocked(self, place):
         """Rank 1 is stopped, and rank 0's main thread never returns from there."""
@@ -132,7 +132,7 @@ class EndsOfRanks(Ranks):
         now.touch()
         ranks[0].send_signal(signal.SIGTERM)
         self.expect_ended_by(
-            ranks[0], r"(?s)rank 1 .*(gives no sign|did not come).*did not end by itself within 3 s", 30
+            ranks[0], r"(?s)rank 1 .*(has sent no heartbeat|did not come).*did not end by itself within 3 s", 30
         )
 
     @unittest.skipUnless(LIBRARY, "UNSLOTH_FAULT does not name the preloaded library")
@@ -251,7 +251,7 @@ class EndsOfRanks(Ranks):
                 err = launcher.communicate(timeout=TIMEOUT_S)[1]
                 self.assertEqual(launcher.returncode, RUNTIME, err)
                 self.assertIn(f"rank {lost} (pid", err)
-                self.assertIn("gives no sign of life, as the other ranks say", err)
+                self.assertIn("sends no heartbeat, as the other ranks report", err)
                 self.assertIn("was stuck, and the launcher killed it", err.splitlines()[-1])
                 self.assertLess(time.monotonic() - began, 15, err)
 
@@ -265,7 +265,7 @@ class EndsOfRanks(Ranks):
         err = launcher.communicate(timeout=TIMEOUT_S)[1]
         self.assertEqual(launcher.returncode, RUNTIME, err)
         self.assertIn("stop in order within 49 s, or are killed", err)  # save_grace_seconds, and 24 s to save
-        self.assertRegex(err, r"rank 1 .*(no sign of life|did not come)")
+        self.assertRegex(err, r"rank 1 .*(no heartbeat|did not come)")
         self.assertLess(time.monotonic() - began, 120, err)
 
 

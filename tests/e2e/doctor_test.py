@@ -88,7 +88,7 @@ class Machine(Launching):
         self.assertEqual(done.returncode, RUNTIME)
         self.assertRegex(
             done.stdout,
-            r"BROKEN +engine +the engine .*libunsloth_engine\.so is missing\n +-> It lies next to the executable",
+            r"BROKEN +engine +the engine .*libunsloth_engine\.so is missing\n +-> It belongs next to the executable",
         )
 
     def test_a_folder_that_cannot_be_written_is_broken(self):
@@ -126,7 +126,7 @@ class Driver(WithDriver):
             [PROGRAM, "doctor"], capture_output=True, text=True, timeout=TIMEOUT_S, env=self.with_driver()
         )
         for line in (
-            r"ok +driver +580\.1\.2, serves CUDA 13\.0 \(.*libnvidia-ml\.so\.1\)",
+            r"ok +driver +580\.1\.2, supports CUDA 13\.0 \(.*libnvidia-ml\.so\.1\)",
             r"ok +GPU 0 +Test GPU, 80\.0 GiB, 0 B in use, 0000:18:00\.0",
             r"warn +GPU 1 +Test GPU, 80\.0 GiB, 32\.0 GiB in use, 0000:19:00\.0",
             r"warn +between GPUs +GPU 0: X SYS\n +GPU 1: SYS X",
@@ -145,7 +145,7 @@ class Driver(WithDriver):
             [PROGRAM, "doctor"], capture_output=True, text=True, timeout=TIMEOUT_S, env=self.with_driver()
         )
         self.assertEqual(done.returncode, RUNTIME)
-        self.assertRegex(done.stdout, r"BROKEN +driver +580\.1\.2, serves CUDA 12\.4")
+        self.assertRegex(done.stdout, r"BROKEN +driver +580\.1\.2, supports CUDA 12\.4")
         self.assertIn("driver 580 or newer", done.stdout)
 
 

@@ -137,7 +137,7 @@ class Best(EndToEnd):
             (parts / file).unlink()
         resume = [*words, "--resume_from_checkpoint", "auto"]
         self.assertIn(
-            f"goes on from {parts / f'checkpoint-{last - 2}'}",
+            f"resuming from {parts / f'checkpoint-{last - 2}'}",
             self.succeed(*self.train_arguments(base, rows, *resume, out="parts")).err,
         )
         self.assertEqual(self.values(parts), self.values(whole))

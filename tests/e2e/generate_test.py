@@ -155,7 +155,7 @@ class AfterTraining(EndToEnd):
             explicit = ("--load_in_4bit", "false", "--dtype", "float32", "--template", "zephyr")
             self.assertEqual(taken, self.generate("--model.path", folder, *explicit, "--prompt", "a?")[0])
             self.assertIn("data.template zephyr", told)
-            self.assertIn("4 bit (nf4) as they lie" if folder == quantised else "fp32 as they lie", told)
+            self.assertIn("4 bit (nf4) as stored" if folder == quantised else "fp32 as stored", told)
 
     def test_the_configuration_of_a_run_means_its_result(self):
         rows = self.CHATS

@@ -271,6 +271,8 @@ class Sampling(SharedModel):
             ({"text": "a"}, "data.no-prompt", "prompts.jsonl:2"),
             ({"prompt": "word " * 80}, "data.row-too-long", "grpo.max_completion_length"),
             ({"prompt": 5}, "data.prompt-shape", "prompts.jsonl:2"),
+            ({"prompt": "a", "images": ["a.png"]}, "image.text-model", "reinforcement learning"),
+            ({"prompt": [{"role": "user", "content": [{"type": "image"}]}]}, "image.text-model", "prompts.jsonl:2"),
             ({"messages": [{"role": "assistant", "content": "a"}]}, "data.prompt-shape", "assistant"),
         ):
             with self.subTest(str(row)[:30]):

@@ -211,7 +211,7 @@ class Faults(HubCase):
                 break
         err = process.communicate()[1]
         self.assertEqual(process.wait(TIMEOUT_S), 143, err)
-        self.assertIn("is kept, and the next call goes on from there", err)
+        self.assertIn("is kept, and the next call continues from there", err)
         self.inspect(hub)
         self.check_cache()
         self.assertEqual(self.starts(hub)[-1], 100)

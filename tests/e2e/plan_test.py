@@ -167,7 +167,7 @@ class Plan(Planning):
         words = ("plan", "--model.path", "llama-3.1-8b", "--gpu", "H200", "--learning_rate", "auto", "--r", "auto")
         log = self.succeed(*words).err
         self.assertIn("learning_rate auto: 2.86e-04", log)
-        self.assertIn("r auto: 32 stands for what the run chooses", log)
+        self.assertIn("r auto: 32 is a placeholder: the run chooses", log)
         log = self.succeed(*words, "--max_steps", 20000, "--max_seq_length", 2048).err
         self.assertIn("r auto: 128: the adapters' 335544320 parameters are at least the 327680000 targets", log)
 

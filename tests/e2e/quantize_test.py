@@ -80,7 +80,7 @@ class Quantize(Merging):
             "model.not-trainable", ["8-bit"], *self.train_arguments(quantised, rows, "--finetuning_type", "full")
         )
         plan = self.succeed(*self.train_arguments(quantised, rows, "--max_steps", "0")).err
-        self.assertIn("14 linears in 8 bit (int8) as they lie", plan)
+        self.assertIn("14 linears in 8 bit (int8) as stored", plan)
 
     def test_types_by_module(self):
         base, rows = model(LLAMA, dtype="bfloat16"), self.rows(4)

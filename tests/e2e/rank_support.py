@@ -111,7 +111,7 @@ class Ranks(EndToEnd):
     def expect_stopped_rank_named(self, ranks):
         """Of ranks with a short ddp_timeout; ddp_test: what a long one makes of it."""
         ranks[1].send_signal(signal.SIGSTOP)
-        self.expect_ended_by(ranks[0], r"rank 1 .*(gives no sign of life|did not come to)", 30)
+        self.expect_ended_by(ranks[0], r"rank 1 .*(has sent no heartbeat|did not come to)", 30)
 
     def expect_all_save_when_one_is_asked_to_stop(self, ranks):
         ranks[1].send_signal(signal.SIGTERM)

@@ -56,7 +56,7 @@ class RunFolders(EndToEnd):
     def test_watch(self):
         self.assertIn("one\nstep 40  loss 2.025", self.succeed("watch", self.a_run("one")).out)
         two = self.a_run("two", summary=False)
-        killed = "stopped without finishing at step 40 (last sign of life 20"
+        killed = "stopped without finishing at step 40 (last heartbeat 20"
         self.assertIn(killed, self.succeed("watch", two).out)
         self.assertIn(killed, self.succeed("compare", two, two).out)
         self.succeed("report", two)

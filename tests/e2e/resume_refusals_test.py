@@ -77,7 +77,7 @@ class Refusing(ResumedRuns):
             "has no manifest.json",
             "optimizer.safetensors was changed",
             "run_state.json is missing",
-            "goes on from " + str(out / "checkpoint-4"),
+            "resuming from " + str(out / "checkpoint-4"),
         ):
             self.assertIn(word, result.err)
         self.assertEqual(self.figures("parts"), self.figures("whole"))

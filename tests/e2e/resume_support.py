@@ -59,7 +59,7 @@ class ResumedRuns(EndToEnd):
         for file in (*files, "trainer_state.json"):  # as a run that was killed leaves its folder
             (self.folder / "parts" / file).unlink()
         result = self.succeed(*self.arguments("parts", *extra, "--resume_from_checkpoint", "auto"))
-        self.assertIn(f"goes on from {self.folder / 'parts' / f'checkpoint-{at}'}", result.err)
+        self.assertIn(f"resuming from {self.folder / 'parts' / f'checkpoint-{at}'}", result.err)
         self.assertEqual(self.figures("parts"), self.figures("whole"))
         for file in files:
             self.assertEqual(

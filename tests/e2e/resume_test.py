@@ -187,7 +187,7 @@ class Resuming(ResumedRuns):
         result = self.succeed(
             *self.arguments("out", "--max_steps", 2, "--resume_from_checkpoint", "auto", base=base, rows=rows)
         )
-        self.assertIn(f"goes on from {checkpoint}", result.err)
+        self.assertIn(f"resuming from {checkpoint}", result.err)
 
     def test_the_best_one_is_kept(self):
         self.succeed(
@@ -234,7 +234,7 @@ class Resuming(ResumedRuns):
             done = finish(process)
             self.assertEqual(done.code, SIGTERM_SAVED, done)
             self.assertIn(f"stopped after step {step} of 4", done.err)
-            self.assertIn(f"checkpoint-{step} to go on from", done.err)
+            self.assertIn(f"checkpoint-{step} to resume from", done.err)
             self.assertNotIn(step, [e["step"] for e in self.evaluations(self.folder / "parts")])
         self.succeed(*self.arguments("parts", *extra, "--resume_from_checkpoint", "auto"))
         self.assertEqual(self.figures("parts"), self.figures("whole"))

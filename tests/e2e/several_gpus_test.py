@@ -95,7 +95,7 @@ class TwoRanks(OnGpu):
     def test_layers_in_host_memory(self):
         err = self.check_as_alone(1e-4, "--dtype", "float32", "--device_map", ON_HOST)
         self.assertIn("in host memory, once for all processes with this base", err)
-        self.assertNotIn("could have in common is this one's own", err)
+        self.assertNotIn("could share is this one's own", err)
 
     def test_going_on(self):
         """Bit for bit, with dropout and 8-bit moments."""

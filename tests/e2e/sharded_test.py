@@ -204,7 +204,7 @@ class Sharded(Ranks):
         for number, form in enumerate(self.FORMS):
             ranks = self.start(f"killed{number}", form, "--ddp_timeout", 3)
             ranks[1].kill()
-            named = r"rank 1 .*(no sign of life|did not come to (the \w+|.* of step|.* in step))"
+            named = r"rank 1 .*(no heartbeat|did not come to (the \w+|.* of step|.* in step))"
             self.expect_ended_by(ranks[0], named, 20)
 
     def test_a_stopped_rank_is_named(self):
@@ -264,7 +264,7 @@ class Sharded(Ranks):
         arguments = self.arguments("refused", 2, 1, "--zero_stage", 3, "--sample_prompts", prompts)
         code, err = self.launch(2, arguments)
         self.assertEqual(code, USAGE, err)
-        self.assertIn("sample_prompts does not go with distributed.zero_stage 3", err)
+        self.assertIn("sample_prompts cannot be combined with distributed.zero_stage 3", err)
 
 
 if __name__ == "__main__":

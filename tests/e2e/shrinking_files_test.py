@@ -78,7 +78,7 @@ class Shrinking(Merging):
         at = arguments.index("--max_steps")
         arguments = [*arguments[:at], "--max_steps", last + 1, *arguments[at + 2 :]]
         result = self.succeed("train", *arguments, "--resume_from_checkpoint", "auto")
-        self.assertIn(f"after step {last}", result.err)
+        self.assertIn(f"at step {last + 1}", result.err)
 
     def test_the_model_while_it_trains(self):
         base = self.copied_model(NF4_MODEL, "base")

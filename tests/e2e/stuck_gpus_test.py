@@ -104,7 +104,7 @@ class StuckRank(OnGpu):
                     began = time.monotonic()
                     err = self.expect_end(out, lambda: process.poll() is not None, began, self.LIMIT_S)
                     self.assertEqual(process.returncode, RUNTIME, err)
-                    self.assertRegex(err, rf"rank {stopped} \(.*\) gives no sign of life|rank {stopped} is gone")
+                    self.assertRegex(err, rf"rank {stopped} \(.*\) has sent no heartbeat|rank {stopped} is gone")
                     self.assertIn(f"rank {stopped} (pid {pids[stopped]}) was stuck", err.splitlines()[-1])
 
     def test_a_request_to_stop(self):
@@ -118,7 +118,7 @@ class StuckRank(OnGpu):
                 began = time.monotonic()
                 err = self.expect_end(out, lambda: process.poll() is not None, began, 1 + self.LIMIT_S)
                 self.assertEqual(process.returncode, RUNTIME, err)
-                self.assertRegex(err, r"rank 1 .*no sign of life")
+                self.assertRegex(err, r"rank 1 .*no heartbeat")
 
     def test_calls_that_do_not_return(self):
         """Of the rank that is left: the wait for its GPU, the question whether it is done, NCCL's abort, exit()."""
@@ -132,10 +132,10 @@ class StuckRank(OnGpu):
                 began = time.monotonic()
                 err = self.expect_end(out, lambda: process.poll() is not None, began, self.LIMIT_S)
                 self.assertEqual(process.returncode, RUNTIME, err)
-                self.assertRegex(err, r"rank 1 .*gives no sign of life")
+                self.assertRegex(err, r"rank 1 .*has sent no heartbeat")
 
     def test_a_request_to_stop_when_no_rank_is_lost(self):
-        """One waits for its GPU without end; its sign of life goes on."""
+        """One waits for its GPU without end; its heartbeats continue."""
         now = self.folder / "now"
         faults = {"FAULT_BLOCK": "synchronize", "FAULT_WHEN": now, "FAULT_RANK": 0, "LD_PRELOAD": LIBRARY}
         process, _ = self.start_training("waits", self.launcher(), "--save_grace_seconds", "1", **faults)
@@ -169,7 +169,7 @@ class StuckRank(OnGpu):
                 os.kill(pids[1], signal.SIGSTOP)
                 began = time.monotonic()
                 err = self.expect_end(out, lambda: not alive(pids[0]), began, self.LIMIT_S)
-                self.assertRegex(err, r"rank 1 .*gives no sign of life")
+                self.assertRegex(err, r"rank 1 .*has sent no heartbeat")
 
 
 if __name__ == "__main__":

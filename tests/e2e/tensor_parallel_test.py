@@ -104,7 +104,7 @@ class TensorParallel(SharedModel):
         ranks[1].kill()
         at = r"\((all-gather|reduce-scatter|all-reduce|texts).* ranks.*\)"
         self.expect_ended_by(
-            ranks[0], rf"rank 1 \([^ ]+\) (gives no sign of life .* at .*{at}|did not come to .*{at})", 20
+            ranks[0], rf"rank 1 \([^ ]+\) (has sent no heartbeat .* at .*{at}|did not come to .*{at})", 20
         )
 
     def test_a_stopped_rank_is_named(self):

@@ -5,7 +5,7 @@ import struct
 
 import vision_test
 from rank_support import Ranks
-from support import OK, main, write_rows
+from support import OK, main, read_rows, write_rows
 
 TOWER = ("--lora.vision", "true", "--r", 4, "--data.shuffle", "false", "--optim", "adamw_torch")
 
@@ -53,20 +53,33 @@ class Tower(vision_test.Seeing, Ranks):
         self.assertNotEqual(weights_of(on), weights_of(out))
 
     def test_ranks_have_the_losses_of_one(self):
-        folder, _, rows, _ = self.family("qwen3_vl")
-        runs = {}
-        for out, size, more in (("one", 1, ()), ("two", 2, ()), ("sliced", 2, ("--zero_stage", 2))):
+        slices = ("--zero_stage", 2)
+        for name in ("qwen3_vl", "mllama"):
+            folder, _, rows, _ = self.family(name)
+            seen = [row for row in read_rows(rows) if row.get("images")]
+            texts = [row for row in read_rows(rows) if not row.get("images")]
+            (a, b, c, d), (t, u) = seen[:4], texts[:2]
+            write_rows(rows, [a, b, t, u, c, t, d, u] * 2)
+            self.expect_losses_of_one(name, folder, rows, TOWER, (), slices)
+        self.expect_losses_of_one("mllama", folder, rows, ("--lora.vision", "false", *TOWER[2:]), slices)
+
+    def expect_losses_of_one(self, name, folder, rows, options, *forms):
+        """Of two ranks. In half of the steps one of them sees texts alone."""
+        runs = []
+        for number, (size, more) in enumerate(((1, ()), *((2, form) for form in forms))):
+            out = f"{name}-{len(forms)}-{number}"
             arguments = self.train_arguments(
-                folder, rows, *TOWER, "--max_steps", 4, "--per_device_train_batch_size", 4 // size,
+                folder, rows, *options, "--max_steps", 4, "--per_device_train_batch_size", 4 // size,
                 "--gradient_accumulation_steps", 1, "--device", "cpu", *more, out=out,
             )  # fmt: skip
             code, err = self.launch(size, arguments)
             self.assertEqual(code, OK, err)
-            runs[out] = self.steps(self.folder / out)
-        for out in ("two", "sliced"):
-            for got, expected in zip(runs[out], runs["one"], strict=True):
-                self.assertAlmostEqual(got["loss"], expected["loss"], delta=2e-5 * expected["loss"])
-                self.assertAlmostEqual(got["grad_norm"], expected["grad_norm"], delta=1e-3 * expected["grad_norm"])
+            runs.append(self.steps(self.folder / out))
+        for run, form in zip(runs[1:], forms):
+            for got, expected in zip(run, runs[0], strict=True):
+                with self.subTest(name=name, options=options, form=form, step=got["step"]):
+                    self.assertAlmostEqual(got["loss"], expected["loss"], delta=2e-5 * expected["loss"])
+                    self.assertAlmostEqual(got["grad_norm"], expected["grad_norm"], delta=1e-3 * expected["grad_norm"])
 
     def test_refused_by_name(self):
         folder, _, rows, _ = self.family("qwen2_5_vl")

@@ -5,6 +5,7 @@ may name another. Without one the test says so and exits with 77, which ctest sh
 """
 
 import json
+import shutil
 
 from merge_support import KINDS, Merging
 from peers import Peers, main_or_skip, python_with
@@ -168,6 +169,15 @@ for base, adapter in zip(sys.argv[1::2], sys.argv[2::2]):
     print(len(same), len(there))
 """
 
+# Quantises all linears of a model, its tower's too, as transformers does where nobody asks for anything else.
+QUANTISE = """
+import sys
+import torch
+from transformers import AutoModelForImageTextToText, BitsAndBytesConfig
+config = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True)
+AutoModelForImageTextToText.from_pretrained(sys.argv[1], quantization_config=config).save_pretrained(sys.argv[2])
+"""
+
 
 class InTransformers(Merging, Peers, Seeing):
     python = PYTHON
@@ -178,10 +188,23 @@ class InTransformers(Merging, Peers, Seeing):
             folder, _, rows, _ = self.family(name)
             out = self.train(folder, rows, "--lora.vision", "true", "--r", 4, "--max_steps", 1, out=name + "-out")
             pairs += [folder, out]
+        folder, _, rows, _ = self.family("qwen2_5_vl")
+        packed = folder.with_name("packed")
+        self.in_python(QUANTISE, folder, packed)
+        for file in folder.iterdir():
+            if not (packed / file.name).exists():
+                shutil.copy(file, packed)
+        header = read_safetensors(packed / "model.safetensors")
+        self.assertIn("visual.blocks.0.mlp.down_proj.weight.quant_state.bitsandbytes__nf4", header)
+        out = self.train(packed, rows, "--lora.vision", "true", "--r", 4, "--max_steps", 1, out="packed-out")
+        merged = packed.with_name("merged")
+        self.succeed("merge", "--adapter", out, "--base", packed, "--out", merged, "--verify", rows)
+        self.assertNotIn("quant_state", (merged / "model.safetensors.index.json").read_text())
+        pairs += [packed, out]
         for folder, line in zip(pairs[::2], self.in_python(TOWERS, *pairs).splitlines(), strict=True):
             same, there = map(int, line.split())
             self.assertEqual(same, there, folder)
-            self.assertGreater(same, 100)
+            self.assertGreater(same, 60)
 
     def test_models_with_towers_load_in_4bit(self):
         folders = []

@@ -189,7 +189,7 @@ class Vision(Seeing):
                 if file.is_file() and file.name not in ("adapter_model.safetensors", "trainer_state.json"):
                     shutil.copy(file, self.folder / "resumed")
             log, resumed = self.two_epochs(folder, rows, "resumed", "--resume_from_checkpoint", "auto")
-            self.assertIn("goes on from", log)
+            self.assertIn("resuming from", log)
             self.assertIn(f"the tower saw {files}, ", log)
             self.assertEqual(resumed, kept)
             for out in ("kept", "recomputed", "short", "resumed"):

@@ -80,11 +80,11 @@ TEST(Checkpoint, RefusesBadShards) {
     refuse({{"c", "pytorch_model-1.bin"}}, {"weight_map.c", "no .safetensors file", "pickle"});
     refuse({{"c", std::string(300, 'x') + ".safetensors"}}, {"missing"});
     refuse({{"c", 3}}, {"weight_map.c"});
-    refuse({{"b", "model-2.safetensors"}}, {"'b'", "should be in model-2.safetensors", "lies in model-1.safetensors"});
+    refuse({{"b", "model-2.safetensors"}}, {"'b'", "should be in model-2.safetensors", "is in model-1.safetensors"});
     refuse({{"d", "model-1.safetensors"}}, {"'d'", "is in no shard"});
     write_shards(folder.path(), right_map);
     write_safetensors(folder / "model-2.safetensors", {blob("c", "three"), blob("a", "again")});
-    expect_error("checkpoint.bad-index", {"'a'", "also lies in"}, [&] { Checkpoint::open(folder.path().string()); });
+    expect_error("checkpoint.bad-index", {"'a'", "is also in"}, [&] { Checkpoint::open(folder.path().string()); });
     write_text(folder / "model.safetensors.index.json", "{}");
     expect_error("checkpoint.bad-index", {"weight_map"}, [&] { Checkpoint::open(folder.path().string()); });
     write_text(folder / "model.safetensors.index.json", "[]");

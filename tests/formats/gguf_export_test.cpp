@@ -202,6 +202,7 @@ TEST_F(GgufExport, SaysWhatDiffersInFamilies) {
     EXPECT_NE(olmo.find_field("olmo2.attention.sliding_window_pattern"), nullptr);
     EXPECT_EQ(olmo.find_tensor("blk.0.attn_norm.weight"), nullptr);
     EXPECT_EQ(floats(olmo, "blk.0.attn_q_norm.weight").size(), 64U);
+    expect_error("export.unsupported", {"qwen3_5_text", "gated delta nets"}, [&] { exported("qwen3_5_text", {}); });
 }
 
 }  // namespace

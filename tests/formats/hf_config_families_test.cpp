@@ -25,6 +25,8 @@ void expect_same_family(const spec::ModelSpec& a, const spec::ModelSpec& b) {
     EXPECT_EQ(a.attention_sinks, b.attention_sinks);
     EXPECT_EQ(a.mlp_bias, b.mlp_bias);
     EXPECT_EQ(a.layers, b.layers);
+    EXPECT_EQ(a.delta, b.delta);
+    EXPECT_EQ(a.attention_output_gate, b.attention_output_gate);
     ASSERT_EQ(a.ropes.size(), b.ropes.size());
     for (std::size_t i = 0; i < a.ropes.size(); ++i) {
         EXPECT_EQ(a.ropes[i].query_beta, b.ropes[i].query_beta);
@@ -124,6 +126,41 @@ TEST(HfConfig, ReadsWhatGptOssAdds) {
     expect_input_error({"swiglu_limit", "above 0"}, [&] { parsed(config); });
 }
 
+TEST(HfConfig, ReadsWhatQwen35Adds) {
+    json config = family_config("qwen3_5_text");
+    const spec::ModelSpec spec = parsed(config);
+    const auto nets = [](const spec::ModelSpec& of) {
+        std::vector<bool> all;
+        for (const spec::LayerSpec& layer : of.layers) all.push_back(layer.delta);
+        return all;
+    };
+    EXPECT_EQ(nets(spec), (std::vector<bool>{true, true, true, false, true}));
+    EXPECT_EQ(spec.delta, (spec::DeltaSpec{2, 4, 16, 24, 4}));
+    EXPECT_TRUE(spec.attention_output_gate && spec.qk_norm && spec.norm_offset == 1);
+    EXPECT_EQ(spec.rotary_dim(spec.ropes[0]), 8);
+    EXPECT_EQ(spec.out_features(spec::Projection::q), 2 * 4 * 32);
+    expect_same_family(parse_model_spec(write_model_config(spec), "written"), spec);
+    for (const char* const left_out : {"layer_types", "rope_parameters", "linear_conv_kernel_dim"})
+        config.erase(left_out);
+    const spec::ModelSpec usual = parsed(config);
+    EXPECT_EQ(nets(usual), (std::vector<bool>{true, true, true, false, true}));
+    EXPECT_EQ(usual.delta->taps, 4);
+    EXPECT_EQ(usual.rotary_dim(usual.ropes[0]), 8);
+    EXPECT_FALSE(usual.ropes[0].by_axes());
+    config["full_attention_interval"] = 5;
+    EXPECT_EQ(nets(parsed(config)), (std::vector<bool>{true, true, true, true, false}));
+    const json whole{{"model_type", "qwen3_5"}, {"text_config", config}, {"vision_config", {{"depth", 2}}}};
+    EXPECT_EQ(parsed(whole).part_of, "qwen3_5");
+    EXPECT_EQ(tensor_table(parsed(whole))[0].hf_name, "model.language_model.embed_tokens.weight");
+    config["linear_num_value_heads"] = 3;
+    expect_input_error({"linear_num_value_heads", "multiple", "2"}, [&] { parsed(config); });
+    config["linear_num_value_heads"] = 4;
+    config["layer_types"] = {"linear_attention"};
+    expect_input_error({"layer_types", "1 entries for 5"}, [&] { parsed(config); });
+    config["layer_types"] = {"linear_attention", "mamba", "linear_attention", "full_attention", "full_attention"};
+    expect_error("model.unsupported", {"layer_types", "mamba"}, [&] { parsed(config); });
+}
+
 TEST(HfConfig, ReadsTheTextPartOfAModelOfSeveral) {
     spec::ModelSpec gemma = parsed(family_config("gemma3_text", "config_hub.json"));
     EXPECT_EQ(gemma.part_of, "gemma3");
@@ -160,7 +197,7 @@ TEST(HfConfig, RefusesByNameWhatAFamilysClassWouldDoOtherwise) {
     refuse("phi3", {{"partial_rotary_factor", 1.5}, {"rope_parameters", nullptr}}, {"partial_rotary_factor"});
     refuse("phi3_longrope", {{"original_max_position_embeddings", -1}}, {"rope_parameters.factor"});
     refuse("olmo3", {{"layer_types", {"full_attention"}}}, {"layer_types", "1 entries for 4"});
-    for (const char* const type : {"gemma2", "gemma4", "gemma4_text", "qwen3_5", "qwen3_next", "deepseek_v3",
+    for (const char* const type : {"gemma2", "gemma4", "gemma4_text", "qwen3_5_moe", "qwen3_next", "deepseek_v3",
                                    "glm4_moe_lite", "nemotron_h", "granitemoehybrid", "mistral4"})
         refuse("granite", {{"model_type", type}}, {"model_type", type});
 }

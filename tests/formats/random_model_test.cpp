@@ -127,6 +127,26 @@ TEST(RandomModel, HasItsTower) {
     }
 }
 
+/// Gated delta nets begin as transformers has them: norms 1, and paces of forgetting up to 16.
+TEST(RandomModel, HasGatedDeltaNets) {
+    const ScratchFolder folder;
+    RandomModel model;
+    model.original_config = read_file(golden("families/qwen3_5_text/model/config.json"));
+    model.spec = parse_model_spec(model.original_config, "qwen3_5_text");
+    write_random_model(model, folder.path());
+    const Checkpoint checkpoint = Checkpoint::open(folder.path().string());
+    const auto values = [&](const char* name) {
+        const TensorView& tensor = checkpoint.at(cat("model.layers.1.linear_attn.", name));
+        std::vector<float> all(static_cast<std::size_t>(tensor.elements()));
+        spec::convert_to_f32(tensor.dtype, tensor.data.data(), tensor.elements(), all.data());
+        return all;
+    };
+    for (const char* const name : {"norm.weight", "dt_bias"}) EXPECT_EQ(moments(values(name)).mean, 1) << name;
+    EXPECT_NEAR(moments(values("conv1d.weight")).deviation, 0.02, 0.004);
+    EXPECT_NEAR(values("A_log")[3], std::log(14), 0.01);
+    EXPECT_EQ(checkpoint.at("model.layers.1.input_layernorm.weight").data[0], std::byte{0});
+}
+
 /// Or transformers would take the tower's linears for 4-bit ones.
 TEST(RandomModel, In4BitSaysThatItsTowerIsNot) {
     const std::pair<std::string, std::vector<std::string>> families[] = {

@@ -43,7 +43,7 @@ TEST(ChunkedPrefillPolicy, TakesWhatACardsRatesAllow) {
                 before = beside.tokens;
             } else {
                 EXPECT_GE(beside.tokens, 64);
-                EXPECT_GE(cached, 1024) << "a short prompt goes in singly";
+                EXPECT_GE(cached, 1024) << "a short prompt goes in as decode rows";
             }
         }
         EXPECT_TRUE(rule(rows, keys, 0).as_decode_rows);
@@ -192,7 +192,7 @@ TEST(PassWork, CountsTheKeysThatEachRowReads) {
     decoding.ids.resize(11), decoding.cached = 10;
     begins.ids.resize(20);
     goes_on.ids.resize(50), goes_on.cached = 8;
-    const PassWork rows = PassWork::of({{&decoding, 1}, {&goes_on, 3, /*singly=*/true}});
+    const PassWork rows = PassWork::of({{&decoding, 1}, {&goes_on, 3, /*as_decode_rows=*/true}});
     EXPECT_EQ(rows.tokens, 4);
     EXPECT_EQ(rows.chosen, 1);
     EXPECT_EQ(rows.keys, 11 + 9 + 10 + 11);

@@ -97,7 +97,7 @@ TEST_P(DecoderTest, FirstTokensAreDrawnByThePolicy) {
 }
 
 TEST_P(DecoderTest, RatesPromptsAndNamesTheLikeliestTokens) {
-    model::LoadRequest planned = decoder_request(device, 6, 6 * 64, 32, /*singly=*/12);
+    model::LoadRequest planned = decoder_request(device, 6, 6 * 64, 32, /*prefill_rows=*/12);
     planned.sizes.head_rows = planned.sizes.tokens;
     const LoadedModel model = load_model(model_folder(name), planned);
     const std::vector<Ids> asked = text_prompts(name, 6);
@@ -107,10 +107,10 @@ TEST_P(DecoderTest, RatesPromptsAndNamesTheLikeliestTokens) {
                             .max_new_tokens = 4,
                             .top_logprobs = static_cast<int64_t>(i) - 1,
                             .prompt_logprobs = i % 2 == 1});
-    const generate::ChunkedPrefillPolicy singly = [](int64_t, int64_t, int64_t) {
+    const generate::ChunkedPrefillPolicy as_decode_rows = [](int64_t, int64_t, int64_t) {
         return generate::PrefillChunk{5, true};
     };
-    for (const generate::ChunkedPrefillPolicy& policy : {generate::ChunkedPrefillPolicy{}, singly}) {
+    for (const generate::ChunkedPrefillPolicy& policy : {generate::ChunkedPrefillPolicy{}, as_decode_rows}) {
         generate::Decoder decoder(*model.ctx, *model.model,
                                   {.rows = 6, .prefill_tokens = 7, .prefill_policy = policy, .pads = true});
         const std::vector<Completion> answers = answer_as_they_come(decoder, requests);

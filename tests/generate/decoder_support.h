@@ -18,14 +18,15 @@ using Ids = std::vector<int32_t>;
 inline constexpr int64_t new_tokens = 10, cache_context = 48;
 
 inline model::LoadRequest decoder_request(const std::string& device, int64_t rows, int64_t cache_tokens,
-                                          int64_t pass_tokens = 64, int64_t singly = 0, bool cache_in_8_bit = false) {
+                                          int64_t pass_tokens = 64, int64_t prefill_rows = 0,
+                                          bool cache_in_8_bit = false) {
     model::LoadRequest request;
     request.device = ops::choose_device(device);
     request.dtype = at::kFloat;
     request.load_in_4bit = false;
     request.sizes.training = false;
-    request.sizes.tokens = request.sizes.longest = std::max(pass_tokens, rows + singly);
-    request.sizes.segments = rows + singly;
+    request.sizes.tokens = request.sizes.longest = std::max(pass_tokens, rows + prefill_rows);
+    request.sizes.segments = rows + prefill_rows;
     request.sizes.head_rows = rows;
     request.sizes.cache_tokens = cache_tokens;
     request.sizes.cache_in_8_bit = cache_in_8_bit;
@@ -36,10 +37,10 @@ inline model::LoadRequest decoder_request(const std::string& device, int64_t row
 }
 
 inline LoadedModel load_for_decoding(const std::string& name, const std::string& device, int64_t rows,
-                                     int64_t cache_tokens, int64_t pass_tokens = 64, int64_t singly = 0,
+                                     int64_t cache_tokens, int64_t pass_tokens = 64, int64_t prefill_rows = 0,
                                      bool cache_in_8_bit = false) {
     return load_model(model_folder(name),
-                      decoder_request(device, rows, cache_tokens, pass_tokens, singly, cache_in_8_bit));
+                      decoder_request(device, rows, cache_tokens, pass_tokens, prefill_rows, cache_in_8_bit));
 }
 
 /// Prompts of 1 to 36 tokens, pieces of real text: more than mistral_window's 16.

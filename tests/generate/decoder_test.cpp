@@ -27,7 +27,7 @@ TEST_P(DecoderTest, GreedyAnswersAreThoseOfTransformers) {
         for (const int64_t rows : {1, 7, 64}) {
             // The cache is short: some are put off, and computed anew.
             const LoadedModel model =
-                load_for_decoding(name, device, rows, std::max<int64_t>(64, rows * 24), 32, /*singly=*/12);
+                load_for_decoding(name, device, rows, std::max<int64_t>(64, rows * 24), 32, /*prefill_rows=*/12);
             generate::Decoder decoder(*model.ctx, *model.model, {.prefill_policy = beside, .pads = true});
             const std::vector<Completion> answers = answer_as_they_come(decoder, expected.requests);
             for (std::size_t i = 0; i < answers.size(); ++i)

@@ -1,4 +1,5 @@
 #include <cstdio>
+#include <numeric>
 
 #include "gpu/gpu_testing.h"
 #include "ops/gated_delta_cases.h"
@@ -68,8 +69,8 @@ void expect_continues(const ops::DeltaShape& shape, at::ScalarType dtype, double
     const at::Tensor x = at::randn({sequences, tokens, channels}, options), weight = at::randn({channels, 4}, floats),
                      b = at::randn({sequences, tokens, shape.value_heads}, options), a = at::randn_like(b),
                      a_log = at::full({shape.value_heads}, -2.0, floats), bias = at::zeros({shape.value_heads}, floats);
-    const auto run = [&](const std::vector<int32_t>& lengths, int64_t first, int64_t count, const ops::Kept& rows,
-                         const ops::Kept& states) {
+    const auto run = [&](const std::vector<int32_t>& lengths, int64_t first, int64_t count, const ops::KeptStates& rows,
+                         const ops::KeptStates& states) {
         const auto part = [&](const at::Tensor& t) { return t.narrow(1, first, count).contiguous().flatten(0, 1); };
         const at::Tensor mixed = at::empty({sequences * count, channels}, options),
                          o = at::empty({sequences * count, shape.value_heads, shape.value_dim}, options);
@@ -79,9 +80,10 @@ void expect_continues(const ops::DeltaShape& shape, at::ScalarType dtype, double
         return o.unflatten(0, {sequences, count});
     };
     const at::Tensor whole = run({72, 72}, 0, tokens, {}, {});
-    const at::Tensor order = at::tensor({2, 0}, at::kInt).to(ctx.device());
-    const ops::Kept rows{at::zeros({3, 3, channels}, options), order},
-        states{at::zeros({3, shape.value_heads, shape.key_dim, shape.value_dim}, floats), order};
+    const std::vector<int32_t> order = {2, 0};
+    const at::Tensor order_S = at::tensor(order, at::kInt).to(ctx.device());
+    const ops::KeptStates rows{at::zeros({4, 3, channels}, options), order, order_S},
+        states{at::zeros({4, shape.value_heads, shape.key_dim, shape.value_dim}, floats), order, order_S};
     int64_t first = 0;
     for (const int32_t count : parts) {
         const at::Tensor o = run({count, count}, first, count, rows, states);
@@ -90,7 +92,7 @@ void expect_continues(const ops::DeltaShape& shape, at::ScalarType dtype, double
             << "from token " << first;
         first += count;
     }
-    EXPECT_EQ(states.values[1].abs().max().item<float>(), 0.0F) << "another sequence's state was written";
+    EXPECT_EQ(states.data[1].abs().max().item<float>(), 0.0F) << "another sequence's state was written";
 }
 
 TEST_F(GatedDeltaGpu, PartsContinueFromKeptStates) {
@@ -136,11 +138,14 @@ TEST_F(GatedDeltaGpu, Speed) {
     const int64_t rows = 64;
     const at::Tensor x = at::randn({rows, shape.channels()}, options), b = at::randn({rows, 32}, options),
                      a = at::randn_like(b), a_log = at::zeros({32}, floats), o = at::empty({rows, 32, 128}, options);
-    const ops::Kept states{at::zeros({rows, 32, 128, 128}, floats), at::arange(rows, floats.dtype(at::kInt))};
+    std::vector<int32_t> places(static_cast<size_t>(rows));
+    std::iota(places.begin(), places.end(), 0);
+    const ops::KeptStates states{at::zeros({rows + 1, 32, 128, 128}, floats), places,
+                                 at::arange(rows, floats.dtype(at::kInt))};
     const ops::Segments segments = testing::segments_of(std::vector<int32_t>(rows, 1), ctx.device());
     const double ms = testing::milliseconds_of(
         [&] { ops::delta_rule_forward(ctx, shape, segments, {x, b, a, a_log, a_log}, o, states); });
-    const double bytes = 2.0 * static_cast<double>(states.values.nbytes());
+    const double bytes = 2.0 * static_cast<double>(states.data.nbytes());
     std::printf("  decode of %d rows %8.4f ms, %.0f GB/s\n", static_cast<int>(rows), ms, bytes / ms / 1e6);
     EXPECT_LT(ms, 1.0);
 }

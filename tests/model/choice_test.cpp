@@ -325,10 +325,10 @@ TEST(ChoiceOfForms, DecodingExpandsNoMatrixOfWholeTiles) {
         request.sizes.cache_tokens = 1024;
         request.nf4_chooser = ops::nf4_gemm_chooser(std::make_shared<const spec::KernelTable>(unmeasured));
         request.fewest_tokens = 1;
-        EXPECT_EQ(model::ModelPlan(shape(name), request).expanded_linears(), 0) << name;
+        EXPECT_EQ(model::ModelPlan(shape(name), request).dequantized_linears(), 0) << name;
         request.nf4_chooser = {};
         const model::ModelPlan without(shape(name), request);
-        EXPECT_EQ(without.expanded_linears(), 7 * without.spec().num_layers) << name;
+        EXPECT_EQ(without.dequantized_linears(), 7 * without.spec().num_layers) << name;
     }
 }
 

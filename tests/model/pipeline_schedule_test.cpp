@@ -36,7 +36,7 @@ TEST(PipelineSchedule, OneForwardOneBackward) {
 }
 
 TEST(PipelineSchedule, FewerUnderWayAreHeldAtOnce) {
-    const PipelineSchedule schedule = pipeline_schedule({.ranks = 3, .micro_batches = 4, .under_way = 2});
+    const PipelineSchedule schedule = pipeline_schedule({.ranks = 3, .micro_batches = 4, .in_flight = 2});
     EXPECT_EQ(schedule.places, (std::vector<int>{2, 1, 1}));
     EXPECT_EQ(text_of(schedule.passes[0]), "F0 F1 B0 F2 B1 F3 B2 B3");
     EXPECT_EQ(pipeline_schedule({.ranks = 4, .micro_batches = 2}).places, (std::vector<int>{2, 2, 2, 1}));
@@ -105,12 +105,12 @@ TEST(PipelineSchedule, NoRankWaitsForWhatCannotCome) {
     for (const int ranks : {2, 3, 4, 8})
         for (const int chunks : {1, 2, 3})
             for (const int micro : {1, 2, 3, 4, 5, 8, 9, 16})
-                for (const int under_way : {0, 1, 2, 12}) {
-                    if (chunks > 1 && under_way > 0 && under_way < ranks) continue;  // refused
-                    const PipelineShape shape{ranks, chunks, micro, under_way};
+                for (const int in_flight : {0, 1, 2, 12}) {
+                    if (chunks > 1 && in_flight > 0 && in_flight < ranks) continue;  // refused
+                    const PipelineShape shape{ranks, chunks, micro, in_flight};
                     const std::string text = std::to_string(ranks) + " ranks, " + std::to_string(chunks) + " chunks, " +
-                                             std::to_string(micro) + " micro-batches, under way " +
-                                             std::to_string(under_way);
+                                             std::to_string(micro) + " micro-batches, in flight " +
+                                             std::to_string(in_flight);
                     SCOPED_TRACE(text);
                     const PipelineSchedule schedule = pipeline_schedule(shape);
                     const int64_t time = run(shape, schedule);
@@ -122,7 +122,7 @@ TEST(PipelineSchedule, NoRankWaitsForWhatCannotCome) {
                         last.micro_batches = fewer;
                         run(last, pipeline_schedule(last, schedule.places));
                     }
-                    if ((chunks > 1 && micro % ranks != 0) || (under_way > 0 && under_way < ranks)) continue;
+                    if ((chunks > 1 && micro % ranks != 0) || (in_flight > 0 && in_flight < ranks)) continue;
                     const double busy = 3.0 * chunks * micro;
                     EXPECT_NEAR(1 - busy / static_cast<double>(time), pipeline_bubble(shape), 1e-12);
                     EXPECT_EQ(time, schedule.time);
@@ -133,30 +133,31 @@ spec::Stage stage_of(int rank) {
     return {rank, 2, {{0, 2}, {2, 3}}};
 }
 
-TEST(PipelineSchedule, ItineraryCrossesBorders) {
+TEST(PipelineSchedule, PassesCrossStageBoundaries) {
     using Part = Action::Part;
     const TrainingRoute route{.layers = 3, .embedding_backward = true};
     const ChunkPasses passes{{forward, 0, 0}, {backward, 0, 0}};
-    EXPECT_EQ(pipeline_itinerary(stage_of(0), passes, route), (Itinerary{{Part::inputs, forward, 0, -1},
-                                                                         {Part::embedding, forward, 0, -1},
-                                                                         {Part::layer, forward, 0, 0},
-                                                                         {Part::layer, forward, 0, 1},
-                                                                         {Part::send, forward, 0, 2},
-                                                                         {Part::receive, backward, 0, 2},
-                                                                         {Part::layer, backward, 0, 1},
-                                                                         {Part::layer, backward, 0, 0},
-                                                                         {Part::embedding, backward, 0, -1}}));
-    EXPECT_EQ(pipeline_itinerary(stage_of(1), passes, route), (Itinerary{{Part::inputs, forward, 0, -1},
-                                                                         {Part::receive, forward, 0, 2},
-                                                                         {Part::layer, forward, 0, 2},
-                                                                         {Part::head, forward, 0, -1},
-                                                                         {Part::layer, backward, 0, 2},
-                                                                         {Part::send, backward, 0, 2}}));
+    EXPECT_EQ(pipeline_pass_schedule(stage_of(0), passes, route), (PassSchedule{{Part::inputs, forward, 0, -1},
+                                                                                {Part::embedding, forward, 0, -1},
+                                                                                {Part::layer, forward, 0, 0},
+                                                                                {Part::layer, forward, 0, 1},
+                                                                                {Part::send, forward, 0, 2},
+                                                                                {Part::receive, backward, 0, 2},
+                                                                                {Part::layer, backward, 0, 1},
+                                                                                {Part::layer, backward, 0, 0},
+                                                                                {Part::embedding, backward, 0, -1}}));
+    EXPECT_EQ(pipeline_pass_schedule(stage_of(1), passes, route), (PassSchedule{{Part::inputs, forward, 0, -1},
+                                                                                {Part::receive, forward, 0, 2},
+                                                                                {Part::layer, forward, 0, 2},
+                                                                                {Part::head, forward, 0, -1},
+                                                                                {Part::layer, backward, 0, 2},
+                                                                                {Part::send, backward, 0, 2}}));
     // No gradient goes below the lowest layer that trains.
     const TrainingRoute higher{.layers = 3, .lowest_layer = 2};
-    EXPECT_EQ(pipeline_itinerary(stage_of(0), passes, higher).back(), (Action{Part::send, forward, 0, 2}));
-    EXPECT_EQ(pipeline_itinerary(stage_of(1), passes, higher).back(), (Action{Part::layer, backward, 0, 2}));
-    EXPECT_EQ(pipeline_forward(stage_of(1)), (Itinerary{{Part::receive, forward, 0, 2}, {Part::layer, forward, 0, 2}}));
+    EXPECT_EQ(pipeline_pass_schedule(stage_of(0), passes, higher).back(), (Action{Part::send, forward, 0, 2}));
+    EXPECT_EQ(pipeline_pass_schedule(stage_of(1), passes, higher).back(), (Action{Part::layer, backward, 0, 2}));
+    EXPECT_EQ(pipeline_forward(stage_of(1)),
+              (PassSchedule{{Part::receive, forward, 0, 2}, {Part::layer, forward, 0, 2}}));
 }
 
 }  // namespace

@@ -39,7 +39,7 @@ void expect_sum(const model::ModelPlan& plan) {
     EXPECT_EQ(plan.total_bytes(),
               plan.resident().total_bytes() + plan.peer().total_bytes() + plan.step().total_bytes() +
                   plan.recorded_bytes() +
-                  (cpu ? plan.host().total_bytes() + plan.common().total_bytes() : memory::beside_arenas_bytes));
+                  (cpu ? plan.host().total_bytes() + plan.common().total_bytes() : memory::outside_arenas_bytes));
     EXPECT_EQ(plan.host_bytes(), plan.host().total_bytes() + plan.common().total_bytes());
 }
 

@@ -240,6 +240,7 @@ class Continued {
         pass.batch.target_ids = {0};
         pass.batch.labels = 1;
         pass.rows.q_offsets = {0};
+        if (model_.spec().delta) pass.states = {0};
         if (length_ > 0) {
             pass.rows.q_offsets.push_back(count);
             pass.rows.lengths = {length_ + count};

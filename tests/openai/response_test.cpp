@@ -104,6 +104,19 @@ TEST(OpenaiResponse, Streams) {
     EXPECT_EQ(data(stream_event(completion, rated, own, nullptr))["choices"][0]["logprobs"]["text_offset"][0], 1);
 }
 
+/// The types of a response's events, and the last one.
+std::pair<std::vector<std::string>, Json> response_events(const std::string& text) {
+    std::vector<std::string> types;
+    Json last;
+    for (std::size_t at = 0; (at = text.find("data: ", at)) != std::string::npos; ++at) {
+        last = Json::parse(text.substr(at + 6, text.find('\n', at) - at - 6));
+        EXPECT_EQ(last["sequence_number"], types.size());
+        types.push_back(last["type"].get<std::string>().substr(9));
+        EXPECT_NE(text.find("event: response." + types.back() + "\ndata: "), std::string::npos);
+    }
+    return {types, last};
+}
+
 TEST(OpenaiResponse, ResponsesWholeAndAsEvents) {
     const AnswerHead head{"1", "m", "fp_1", 12, true};
     const auto settings = std::make_shared<const Json>(Json{{"store", false}});
@@ -123,20 +136,41 @@ TEST(OpenaiResponse, ResponsesWholeAndAsEvents) {
     text += stream.piece({.text = "a", .tokens = {token("a", -1)}});
     text += stream.piece({.text = "b", .tokens = {token("b", -2)}, .finish_reason = "length"});
     text += stream.end(usage);
-    std::vector<std::string> types;
-    Json last;
-    for (std::size_t at = 0; (at = text.find("data: ", at)) != std::string::npos; ++at) {
-        last = Json::parse(text.substr(at + 6, text.find('\n', at) - at - 6));
-        EXPECT_EQ(last["sequence_number"], types.size());
-        types.push_back(last["type"].get<std::string>().substr(9));
-        EXPECT_NE(text.find("event: response." + types.back() + "\ndata: "), std::string::npos);
-    }
+    const auto [types, last] = response_events(text);
     EXPECT_EQ(types, (std::vector<std::string>{"created", "in_progress", "output_item.added", "content_part.added",
                                                "output_text.delta", "output_text.delta", "output_text.done",
                                                "content_part.done", "output_item.done", "incomplete"}));
     EXPECT_EQ(last["response"], whole);
     const Choice broken{.finish_reason = "error"};
     EXPECT_EQ(Json::parse(ResponseStream(head, settings).whole(broken, usage))["error"]["code"], "server_error");
+}
+
+TEST(OpenaiResponse, ThoughtsPrecedeTheMessageOfAResponse) {
+    const AnswerHead head{"1", "m", "fp_1", 12, true};
+    const auto settings = std::make_shared<const Json>(Json::object());
+    const Usage usage{.prompt_tokens = 3, .completion_tokens = 9, .reasoning_tokens = 4};
+    const std::vector<TokenReport> tokens = {token("h", -1), token("a", -1), token("b", -2)};
+    const Choice all{.text = "ab", .tokens = tokens, .finish_reason = "stop", .reasoning = "hm, hm"};
+    const Json whole = Json::parse(ResponseStream(head, settings).whole(all, usage));
+    EXPECT_EQ(whole["output"][0]["type"], "reasoning");
+    EXPECT_EQ(whole["output"][0]["content"], Json::parse(R"([{"type": "reasoning_text", "text": "hm, hm"}])"));
+    EXPECT_EQ(whole["output"][1]["content"][0]["text"], "ab");
+    EXPECT_EQ(whole["usage"]["output_tokens_details"]["reasoning_tokens"], 4);
+
+    ResponseStream stream(head, settings);
+    std::string text = stream.piece({.has_role = true});
+    text += stream.piece({.tokens = {tokens[0]}, .reasoning = "hm,"});
+    text += stream.piece({.reasoning = " hm"});
+    text += stream.piece({.text = "a", .tokens = {tokens[1]}});
+    text += stream.piece({.text = "b", .tokens = {tokens[2]}, .finish_reason = "stop"});
+    text += stream.end(usage);
+    const auto [types, last] = response_events(text);
+    EXPECT_EQ(types, (std::vector<std::string>{
+                         "created", "in_progress", "output_item.added", "content_part.added", "reasoning_text.delta",
+                         "reasoning_text.delta", "reasoning_text.done", "content_part.done", "output_item.done",
+                         "output_item.added", "content_part.added", "output_text.delta", "output_text.delta",
+                         "output_text.done", "content_part.done", "output_item.done", "completed"}));
+    EXPECT_EQ(last["response"], whole);
 }
 
 }  // namespace

@@ -36,6 +36,47 @@ TEST(GatedDelta, SegmentsDoNotSeeEachOther) {
     }
 }
 
+/// In pieces, each of which goes on from what the one before kept, next to another sequence: the same bits.
+TEST(GatedDelta, GoesOnFromWhatWasKept) {
+    at::manual_seed(3);
+    ops::Context ctx(at::kCPU);
+    const ops::DeltaShape shape{2, 4, 8, 6};
+    const at::Tensor x = at::randn({2, 9, shape.channels()}), b = at::randn({2, 9, 4}), a = at::randn({2, 9, 4}),
+                     a_log = at::randn({4}), dt_bias = at::randn({4}), weight = at::randn({shape.channels(), 4});
+    const auto run = [&](const at::Tensor& x_TC, const at::Tensor& b_TH, const at::Tensor& a_TH, int32_t tokens,
+                         const ops::KeptStates& inputs, const ops::KeptStates& states) {
+        const ops::Segments segments = testing::segments_of({tokens, tokens}, at::kCPU);
+        const at::Tensor mixed = at::empty_like(x_TC), o = at::empty({2 * tokens, 4, 6});
+        ops::short_conv_forward(ctx, segments, x_TC, weight, mixed, inputs);
+        ops::delta_rule_forward(ctx, shape, segments, {mixed, b_TH, a_TH, a_log, dt_bias}, o, states);
+        return o.view({2, tokens, 4, 6});
+    };
+    const at::Tensor whole = run(x.view({18, -1}), b.view({18, 4}), a.view({18, 4}), 9, {}, {});
+    const std::vector<int32_t> places = {2, 0};
+    const ops::KeptStates inputs{at::zeros({4, 3, shape.channels()}), places, {}},
+        states{at::zeros({4, 4, 8, 6}), places, {}};
+    std::vector<at::Tensor> parts;
+    int64_t first = 0;
+    for (const int32_t tokens : {1, 2, 1, 5}) {
+        const auto piece = [&](const at::Tensor& all) {
+            return all.narrow(1, first, tokens).contiguous().view({2 * tokens, -1});
+        };
+        parts.push_back(run(piece(x), piece(b), piece(a), tokens, inputs, states));
+        first += tokens;
+    }
+    EXPECT_TRUE(at::equal(at::cat(parts, 1), whole));
+    for (const at::Tensor& data : {inputs.data, states.data}) {
+        EXPECT_FALSE(at::equal(data[0], at::zeros_like(data[0])));
+        EXPECT_TRUE(at::equal(data[1], at::zeros_like(data[1])));
+    }
+    // The last place keeps nothing.
+    const ops::KeptStates nobodys{inputs.data.clone(), {3, 3}, {}}, no_state{states.data.clone(), {3, 3}, {}};
+    EXPECT_TRUE(at::equal(run(x.view({18, -1}), b.view({18, 4}), a.view({18, 4}), 9, nobodys, no_state), whole));
+    EXPECT_TRUE(at::equal(nobodys.data, inputs.data) && at::equal(no_state.data, states.data));
+    EXPECT_THROW(run(x.view({18, -1}), b.view({18, 4}), a.view({18, 4}), 9, {inputs.data, {0, 4}, {}}, states),
+                 CheckError);
+}
+
 /// A decay of nothing and one of everything: no infinity, no NaN.
 TEST(GatedDelta, ExtremeGatesStayFinite) {
     ops::Context ctx(at::kCPU);

@@ -79,6 +79,23 @@ inline std::vector<OpCase> range_attention_cases(uint64_t seed) {
         cases.push_back(range_attention_case({{2, 4, 0, 40}, {4, 9, 0, 20}, {12, 13, 40, 50}, {13, 20, 40, 70}}, 21, 70,
                                              4, 2, 16, dtype));
         cases.push_back(range_attention_case({{0, 3, 1, 2}}, 4, 3, 3, 1, 12, dtype));
+        // A tower's images, of lengths alike and not.
+        cases.push_back(range_attention_case(ops::own_ranges({0, 4, 8, 12, 14, 15}), 15, 15, 3, 3, 80, dtype));
+        cases.push_back(range_attention_case(ops::own_ranges({0, 70, 71}), 71, 71, 1, 1, 72, dtype));
+    }
+    return cases;
+}
+
+/// Long enough for cuDNN: lengths of no round number, keys that two ranges share, queries in no range, and ranges of
+/// one length that follow one another.
+inline std::vector<OpCase> long_range_attention_cases(uint64_t seed) {
+    at::manual_seed(seed);
+    std::vector<OpCase> cases;
+    for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
+        cases.push_back(range_attention_case({{3, 260, 0, 900}, {300, 811, 100, 613}}, 820, 1001, 4, 2, 128, dtype));
+        cases.push_back(range_attention_case(ops::own_ranges({0, 321, 642, 898}), 898, 898, 3, 3, 80, dtype));
+        cases.push_back(range_attention_case({{0, 256, 0, 2050}, {256, 300, 5, 600}}, 300, 2051, 2, 2, 72, dtype));
+        cases.push_back(range_attention_case({{0, 1030, 7, 263}}, 1031, 270, 2, 1, 64, dtype));
     }
     return cases;
 }

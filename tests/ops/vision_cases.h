@@ -87,43 +87,12 @@ inline OpCase gelu_backward_case(int64_t rows, int64_t columns, ops::Gelu form, 
     return c;
 }
 
-/// q, k and v are parts of one buffer, as a product leaves them.
-inline OpCase full_attention_case(const std::vector<int32_t>& offsets, int64_t heads, int64_t d, at::ScalarType dtype) {
-    const int64_t patches = offsets.back();
-    const double scale = 1.0 / std::sqrt(static_cast<double>(d));
-    OpCase c;
-    c.name = "full_attention " + case_name(patches, offsets.size() - 1, heads, d, c10::toString(dtype));
-    c.args = {{"qkv", (at::randn({patches, 3 * heads, d}) * 2).to(dtype)},
-              {"out", at::full({patches, heads, d}, NAN, at::TensorOptions(dtype)), Role::output}};
-    c.run = [=](ops::Context& ctx, const Tensors& a) {
-        const std::vector<at::Tensor> qkv = a[0].chunk(3, 1);
-        ops::full_attention_forward(ctx, scale, offsets, qkv[0], qkv[1], qkv[2], a[1]);
-    };
-    c.expected = [=](const Tensors& a) {
-        std::vector<at::Tensor> segments;
-        for (std::size_t s = 1; s < offsets.size(); ++s) {
-            const at::Tensor rows = a[0].narrow(0, offsets[s - 1], offsets[s] - offsets[s - 1]).transpose(0, 1);
-            const std::vector<at::Tensor> qkv = rows.chunk(3, 0);
-            const at::Tensor scores = at::softmax(scale * at::matmul(qkv[0], qkv[1].transpose(1, 2)), -1);
-            segments.push_back(at::matmul(scores, qkv[2]).transpose(0, 1));
-        }
-        return Tensors{at::cat(segments)};
-    };
-    // LibTorch's kernels round the weights of the values to the type.
-    if (dtype == at::kHalf) c.tolerance = Tolerance{1.0 / 1024, 1.0 / 2048};
-    if (dtype == at::kBFloat16) c.tolerance = Tolerance{1.0 / 128, 1.0 / 256};
-    return c;
-}
-
 inline std::vector<OpCase> vision_cases(uint64_t seed) {
     at::manual_seed(seed);
     std::vector<OpCase> cases;
     for (const at::ScalarType dtype : compute_dtypes) {
         cases.push_back(patch_values_case(5, 3, 196, dtype));
         cases.push_back(patch_values_case(1, 3, 4, dtype));
-        cases.push_back(full_attention_case({0, 7}, 2, 12, dtype));
-        cases.push_back(full_attention_case({0, 4, 8, 12, 14, 15}, 3, 80, dtype));
-        cases.push_back(full_attention_case({0, 70, 71}, 1, 72, dtype));
         for (const Layout layout : all_layouts) {
             cases.push_back(add_interpolated_case(6, 24, dtype, layout));
             cases.push_back(add_interpolated_case(3, 1153, dtype, layout));

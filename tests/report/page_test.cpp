@@ -32,7 +32,7 @@ TEST(Page, HoldsAllThatItShowsAndNothingFromElsewhere) {
     EXPECT_CONTAINS(html, "[50,9]");  // the spike
     EXPECT_CONTAINS(html, "running, 00:50 left");
     EXPECT_CONTAINS(html, ">9.00 GiB</text>");
-    EXPECT_CONTAINS(html, "in all 12.00 GiB; 1.00 GiB serve two purposes in turns");
+    EXPECT_CONTAINS(html, "in all 12.00 GiB; 1.00 GiB serve two purposes alternately");
     EXPECT_FALSE(contains(html, "http://") || contains(html, "https://") || contains(html, "<link") ||
                  contains(html, " src=") || contains(html, "nan") || contains(html, "inf"));
 }
@@ -46,7 +46,7 @@ TEST(Page, SaysThatARunWasKilled) {
     EXPECT_FALSE(std::isfinite(killed.seconds_left()));
     for (const std::string& text : {page(killed, 5), run_view(killed, 80, 40, false),
                                     comparison(std::vector<report::Run>{killed, killed}, 80, false)}) {
-        EXPECT_CONTAINS(text, "stopped without finishing at step 100 (last sign of life 20");
+        EXPECT_CONTAINS(text, "stopped without finishing at step 100 (last heartbeat 20");
         EXPECT_FALSE(contains(text, "running") || contains(text, "http-equiv") || contains(text, "  left "));
     }
     folder.write("run.lock", "process 7 on another-machine");

@@ -199,7 +199,7 @@ def f(prompts):
     const std::string text = log();
     EXPECT_LT(text.size(), 2500U);
     EXPECT_TRUE(text.starts_with("[reward] xxx") || text.starts_with("[reward] yyy")) << text;
-    expect_has(text, "[reward] … left out ");
+    expect_has(text, "[reward] … omitted ");
 }
 
 TEST_F(RewardHelpers, NothingIsLeft) {

@@ -77,6 +77,9 @@ TEST_F(HarmonyChat, TheFinalChannelIsTheContent) {
         expect_fits(message["content"]);
     }
     EXPECT_GT(thought, 0) << whole;
+    const Json& usage = whole["usage"];
+    EXPECT_GT(usage["completion_tokens_details"]["reasoning_tokens"], 0) << usage;
+    EXPECT_LT(usage["completion_tokens_details"]["reasoning_tokens"], usage["completion_tokens"]) << usage;
     EXPECT_GT(ended, 3) << whole;
 
     body["stream"] = true;

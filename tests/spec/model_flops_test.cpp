@@ -41,6 +41,17 @@ TEST(ModelFlops, AWindowBoundsPairs) {
 }
 
 // Of four chunks of a sequence the first and the last, or those between, as context-parallel ranks have them.
+TEST(ModelFlops, AGatedDeltaNetHasStatesAndNoPairs) {
+    ModelSpec model = small();
+    model.delta = {.key_heads = 1, .value_heads = 2, .key_dim = 3, .value_dim = 4, .taps = 4};
+    model.layers = {{}, {.delta = true}};
+    using enum Projection;
+    model.linears.insert(model.linears.begin(), {delta_qkv, delta_z, delta_b, delta_a, delta_out});
+    const std::vector<int32_t> segments = {0, 5};
+    const double net = (14 + 8 + 2 + 2 + 8) * 8 + 3 * 128, states = 3 * 2 * 3 * 4;
+    EXPECT_EQ(ModelFlops(model, {}).of(segments, 0), 5 * (4 * (layer + net) + 6 * states) + 12 * query * 15);
+}
+
 TEST(ModelFlops, ChunksSeeWhatStandsBeforeThem) {
     ModelSpec model = small();
     model.layers = {{}, {.window = 3}};

@@ -52,7 +52,7 @@ INSTANTIATE_TEST_SUITE_P(
             "key pre_tokenizer.prepend_scheme"},
         BadFile{
             R"({"normalizer": {"type": "NFC"}, "pre_tokenizer": {"type": "Metaspace", "replacement": "_", "prepend_scheme": "first", "pretokenizers": null}})",
-            "key pre_tokenizer.prepend_scheme: expected always or never behind a normalizer"},
+            "key pre_tokenizer.prepend_scheme: expected always or never after a normalizer"},
         BadFile{
             R"({"pre_tokenizer": {"type": "Metaspace", "replacement": "_", "add_prefix_space": false, "pretokenizers": null}})",
             "key pre_tokenizer.add_prefix_space"},

@@ -12,9 +12,9 @@ namespace unsloth {
 
 using namespace test;
 
-inline const std::vector<std::string> families = {"ministral3",      "granite", "phi3",    "phi3_longrope",
-                                                  "gemma3_text",     "olmo3",   "smollm3", "qwen3_moe",
-                                                  "qwen3_moe_step2", "gpt_oss"};
+inline const std::vector<std::string> families = {"ministral3",      "granite", "phi3",        "phi3_longrope",
+                                                  "gemma3_text",     "olmo3",   "smollm3",     "qwen3_moe",
+                                                  "qwen3_moe_step2", "gpt_oss", "qwen3_5_text"};
 
 inline fs::path family_set(const std::string& family) {
     const char* const shared = std::getenv("UNSLOTH_SHARED");
@@ -43,7 +43,7 @@ inline LoadedModel load_scoring_model(const fs::path& folder, const std::optiona
     request.dtype = dtype;
     request.load_in_4bit = in_4bit;
     request.adapter = adapter;
-    request.sizes.tokens = request.sizes.longest = request.sizes.head_rows = 64;
+    request.sizes.tokens = request.sizes.longest = request.sizes.head_rows = 80;
     request.sizes.segments = 8;
     request.run.head_tile = 16;
     request.sizes.training = false;

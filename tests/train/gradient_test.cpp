@@ -39,9 +39,11 @@ std::vector<Row> rows_of(const std::string& name) {
 }
 
 /// Experts have no adapters.
-std::string targets_of(const std::string& name) {
+std::string targets_of(const std::string& name, bool full) {
     const std::string attention = "q_proj,k_proj,v_proj,o_proj";
-    return name.starts_with("qwen3_moe") ? attention : attention + ",gate_proj,up_proj,down_proj";
+    if (name.starts_with("qwen3_moe")) return attention;
+    const std::string nets = "in_proj_qkv,in_proj_z,out_proj";
+    return attention + ",gate_proj,up_proj,down_proj" + (name.starts_with("qwen3_5") && !full ? "," + nets : "");
 }
 
 /// The loss of a training step that changes nothing: with the same masks whenever it is taken.
@@ -67,7 +69,7 @@ TEST_P(GradientTest, EqualCentralDifferencesOfTheLoss) {
                                         "--lora.finetuning_type",
                                         full ? "full" : "lora",
                                         "--lora.target_modules",
-                                        targets_of(name),
+                                        targets_of(name, full),
                                         "--lora.lora_dropout",
                                         dropout ? "0.25" : "0",
                                         "--lora.use_dora",
@@ -137,7 +139,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 INSTANTIATE_TEST_SUITE_P(Families, GradientTest,
                          ::testing::Combine(::testing::Values("granite", "ministral3", "phi3", "phi3_longrope",
-                                                              "gemma3_text", "olmo3"),
+                                                              "gemma3_text", "olmo3", "qwen3_5_text"),
                                             ::testing::Values("full", "dora"), ::testing::ValuesIn(test_devices())),
                          [](const auto& info) {
                              return std::get<0>(info.param) + "_" + std::get<1>(info.param) + "_" +

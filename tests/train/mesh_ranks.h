@@ -31,7 +31,7 @@ inline std::string config_json(const Kind& kind) {
         {"phi3", "Phi3ForCausalLM"},          {"ministral3", "Ministral3ForCausalLM"},
         {"gemma3_text", "Gemma3ForCausalLM"}, {"smollm3", "SmolLM3ForCausalLM"},
         {"olmo3", "Olmo3ForCausalLM"},        {"qwen3_moe", "Qwen3MoeForCausalLM"},
-        {"gpt_oss", "GptOssForCausalLM"}};
+        {"gpt_oss", "GptOssForCausalLM"},     {"qwen3_5_text", "Qwen3_5ForCausalLM"}};
     const std::string& architecture = architectures.at(kind.type);
     return R"({"architectures": [")" + architecture + R"("], "model_type": ")" + kind.type + R"(", "hidden_size": 64,
         "intermediate_size": 256, "num_hidden_layers": )" +

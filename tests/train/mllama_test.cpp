@@ -31,7 +31,7 @@ TEST_P(MllamaTest, TowersSeeWhatTheReferenceSees) {
     const spec::VisionSpec& spec = file.spec.vision.value();
     ops::Context ctx(ops::choose_device(device));
     memory::Plan plan;
-    weights::VisionWeights::plan(spec, at::kFloat, plan);
+    weights::VisionWeights::plan(spec, at::kFloat, file.tensors.vision, plan);
     plan.place();
     const memory::Arena arena(std::move(plan), ctx.device());
     const weights::VisionWeights weights = weights::VisionWeights::load(spec, at::kFloat, file.tensors.vision, arena);

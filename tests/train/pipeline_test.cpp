@@ -14,17 +14,17 @@ constexpr int pipeline_steps = 12, micro_batches = 8;
 struct PipelineLayout {
     int pp = 2, tp = 1, dp = 1;
     bool interleaved = false;
-    int under_way = 0;
+    int in_flight = 0;
     int size() const { return pp * tp * dp; }
     Flags flags() const {
         Flags flags = {"--distributed.pp_size", std::to_string(pp), "--distributed.tp_size", std::to_string(tp)};
         if (interleaved) flags = flags + Flags{"--distributed.pipeline_schedule", "interleaved"};
-        if (under_way > 0) flags = flags + Flags{"--distributed.pipeline_micro_batches", std::to_string(under_way)};
+        if (in_flight > 0) flags = flags + Flags{"--distributed.pipeline_micro_batches", std::to_string(in_flight)};
         return flags;
     }
     std::string text(const Kind& kind) const {
-        return cat(kind.name, " pp ", pp, " tp ", tp, " dp ", dp, interleaved ? " interleaved" : "", " under way ",
-                   under_way);
+        return cat(kind.name, " pp ", pp, " tp ", tp, " dp ", dp, interleaved ? " interleaved" : "", " in flight ",
+                   in_flight);
     }
 };
 
@@ -72,7 +72,7 @@ TEST_F(PipelineTest, AdaptersOverNf4WithDropoutTrainAsInOneProcess) {
     expect_as_one_process(kind, {{.pp = 4},
                                  {.pp = 2, .interleaved = true},
                                  {.pp = 4, .interleaved = true},
-                                 {.pp = 4, .under_way = 2},
+                                 {.pp = 4, .in_flight = 2},
                                  {.pp = 2, .tp = 2},
                                  {.pp = 2, .dp = 2}});
 }

@@ -26,9 +26,10 @@ TEST(Doubts, LearningRatesFarFromTheUsual) {
         about_rate(config::FinetuningType::lora, 0.02),
         "training.learning_rate 0.02 is far from what is usual for a LoRA (1e-5 to 2e-3, often 2e-4): the loss may "
         "rise instead of falling; auto takes 0.000286");
-    EXPECT_TRUE(about_rate(config::FinetuningType::lora, 2e-7).ends_with("little will be learnt; auto takes 0.000286"));
+    EXPECT_TRUE(
+        about_rate(config::FinetuningType::lora, 2e-7).ends_with("little will be learned; auto takes 0.000286"));
     EXPECT_TRUE(about_rate(config::FinetuningType::full, 2e-4).find("often 1e-5") != std::string::npos);
-    EXPECT_TRUE(about_rate(config::FinetuningType::full, 0).ends_with("little will be learnt; auto takes 2.86e-05"));
+    EXPECT_TRUE(about_rate(config::FinetuningType::full, 0).ends_with("little will be learned; auto takes 2.86e-05"));
 }
 
 TEST(Doubts, RouterLossesThatTheModelAsksFor) {
@@ -48,7 +49,7 @@ TEST(Doubts, RouterLossesThatTheModelAsksFor) {
 
 TEST(Doubts, OptionsThatDoNothingOnThisMachine) {
     config::Config config;
-    EXPECT_TRUE(options_without_effect(config, /*on_gpu=*/false, /*sharers=*/1).empty());
+    EXPECT_TRUE(options_without_effect(config, /*on_gpu=*/false, /*data_parallel_size=*/1).empty());
     config.training.max_memory_gib = 8;
     config.distributed.zero_stage = 2;
     EXPECT_EQ(options_without_effect(config, false, 1).size(), 2u);

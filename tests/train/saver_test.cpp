@@ -1,4 +1,4 @@
-// What must not end a run, or lead it astray: a full disk, no page-locked memory, an evaluation that is not a number.
+// What must not end a run, or lead it astray: a full disk, no pinned memory, an evaluation that is not a number.
 #include <fcntl.h>
 #include <sys/resource.h>
 
@@ -113,7 +113,7 @@ TEST(BestEvaluation, MayBeTheOneOfMost) {
     EXPECT_EQ(best.step, 3);
 }
 
-// Without a GPU there is no page-locked memory at all, which is the failure that is meant.
+// Without a GPU there is no pinned memory at all, which is the failure that is meant.
 TEST(Snapshot, TakesOrdinaryMemoryWhereNoneIsPageLocked) {
     log::set_level(log::Level::off);
     ops::AdamwState state;

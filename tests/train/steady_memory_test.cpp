@@ -102,6 +102,7 @@ INSTANTIATE_TEST_SUITE_P(Cpu, SteadyMemory,
                                                       "full",
                                                       false,
                                                       {"--lora.target_modules", "q_proj,k_proj,v_proj,o_proj"}},
+                                           SteadyCase{"delta_nets", "families/qwen3_5_text/model", "bfloat16", "full"},
                                            SteadyCase{"full_finetuning", "llama_tied", "bfloat16", "none", true}),
                          [](const auto& info) { return info.param.name; });
 

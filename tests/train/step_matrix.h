@@ -14,9 +14,10 @@ namespace unsloth::test {
 struct StepSplit {
     int micro_batches = 1, ranks = 1;
     bool equal_rows = true, dora = false;
+    bool hybrid = false;  ///< most layers have gated delta nets
     std::string name() const {
         return cat(micro_batches, "_micro_", ranks, "_ranks_", equal_rows ? "equal" : "unequal", "_rows",
-                   dora ? "_dora" : "");
+                   dora ? "_dora" : "", hybrid ? "_hybrid" : "");
     }
 };
 inline void PrintTo(const StepSplit& split, std::ostream* out) {
@@ -92,6 +93,19 @@ inline std::vector<StepSettingsCase> step_settings(bool gpu, const StepSplit& sp
     return cases;
 }
 
+/// The same of Qwen 3.5: attention in layers 2 and 5.
+inline fs::path hybrid_matrix_model() {
+    static const ScratchFolder folder;
+    static const fs::path made =
+        random_nf4_model(folder / "model", R"({"architectures": ["Qwen3_5ForCausalLM"], "model_type": "qwen3_5_text",
+            "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 6, "num_attention_heads": 4,
+            "num_key_value_heads": 2, "head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+            "linear_key_head_dim": 16, "linear_value_head_dim": 32, "full_attention_interval": 3, "vocab_size": 256,
+            "max_position_embeddings": 64, "rms_norm_eps": 1e-05, "rope_theta": 10000.0, "hidden_act": "silu",
+            "torch_dtype": "bfloat16"})");
+    return made;
+}
+
 /// A model of six layers: four leave the device with +offload, and each slot is used again.
 inline fs::path matrix_model() {
     static const ScratchFolder folder;
@@ -152,6 +166,9 @@ inline StepRun run_rank(const StepSplit& split, const StepSettingsCase& settings
     request.lora->lora_dropout = split.dora ? 0 : 0.1;
     request.lora->use_dora = split.dora;
     request.lora->target_modules = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"};
+    if (split.hybrid)
+        for (const char* const own : {"in_proj_qkv", "in_proj_z", "out_proj"})
+            request.lora->target_modules.emplace_back(own);
     request.trains = true;
     request.optim = config::Optimizer::adamw_torch;
     request.records = settings.records;
@@ -167,8 +184,9 @@ inline StepRun run_rank(const StepSplit& split, const StepSettingsCase& settings
     request.run.in_flight = settings.in_flight;
     request.run.row_tile = settings.row_tile;
     request.run.inputs_in_fp8 = settings.inputs_in_fp8;
-    const model::ModelPlan plan(
-        std::make_shared<const formats::WeightFile>(formats::WeightFile::open(matrix_model().string())), request);
+    const fs::path folder = split.hybrid ? hybrid_matrix_model() : matrix_model();
+    const model::ModelPlan plan(std::make_shared<const formats::WeightFile>(formats::WeightFile::open(folder.string())),
+                                request);
     ops::Context ctx(device);
     ctx.deterministic = true;
     model::Model model(ctx, plan.load(ctx));
@@ -249,9 +267,11 @@ inline double gradient_distance(const StepRun& got, const StepRun& expected) {
 
 /// Every layer's MLP by tiles of a few rows, with each way to keep what a layer makes, against the whole at once. The
 /// sizes of tiles alternate, so that each way meets both.
-inline void expect_tiles_change_rounding_alone(const std::string& device, at::ScalarType dtype, double bound) {
+inline void expect_tiles_change_rounding_alone(const std::string& device, at::ScalarType dtype, double bound,
+                                               const std::vector<StepSplit>& splits = {
+                                                   {}, {.equal_rows = false}, {.dora = true}}) {
     int first = 0;
-    for (const StepSplit& split : {StepSplit{}, StepSplit{.equal_rows = false}, StepSplit{.dora = true}}) {
+    for (const StepSplit& split : splits) {
         const StepRun plain = run_ranks(split, {}, device, dtype)[0];
         int turn = first++;
         for (StepSettingsCase settings : layer_settings(device != "cpu")) {

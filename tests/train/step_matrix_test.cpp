@@ -11,7 +11,7 @@ class StepMatrix : public ::testing::TestWithParam<StepSplit> {};
 TEST_P(StepMatrix, SettingsChangeNoBitAndSplitsRoundingAlone) {
     const StepSplit& split = GetParam();
     const StepRun run = expect_settings_change_no_bit(split, "cpu", at::kFloat);
-    const StepRun whole = run_ranks({1, 1, split.equal_rows, split.dora}, {}, "cpu", at::kFloat)[0];
+    const StepRun whole = run_ranks({1, 1, split.equal_rows, split.dora, split.hybrid}, {}, "cpu", at::kFloat)[0];
     for (std::size_t i = 0; i < whole.losses.size(); ++i) {
         EXPECT_NEAR(run.losses[i], whole.losses[i], 2e-6) << "step " << i + 1;
         EXPECT_NEAR(run.norms[i], whole.norms[i], 1e-4 * whole.norms[i]) << "step " << i + 1;
@@ -21,6 +21,7 @@ TEST_P(StepMatrix, SettingsChangeNoBitAndSplitsRoundingAlone) {
 
 TEST(RowTiles, ChangeRoundingAlone) {
     expect_tiles_change_rounding_alone("cpu", at::kFloat, /*bound=*/5e-6);
+    expect_tiles_change_rounding_alone("cpu", at::kFloat, /*bound=*/5e-6, {{.equal_rows = false, .hybrid = true}});
 }
 
 // e4m3 has three bits behind the leading one: an input that comes back is off by up to 6 %, 2.6 % on average. The
@@ -50,6 +51,10 @@ TEST(CodedProducts, ChangeWhatReadsTheirCodes) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Cpu, StepMatrix, ::testing::ValuesIn(step_splits(/*most_ranks=*/2)),
+                         [](const auto& info) { return info.param.name(); });
+
+INSTANTIATE_TEST_SUITE_P(Hybrid, StepMatrix,
+                         ::testing::Values(StepSplit{.micro_batches = 2, .equal_rows = false, .hybrid = true}),
                          [](const auto& info) { return info.param.name(); });
 
 }  // namespace

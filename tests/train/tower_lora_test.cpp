@@ -1,7 +1,6 @@
 // Adapters in the towers of Qwen2.5-VL, Qwen3-VL and Llama 3.2 Vision against transformers and PEFT, and what follows
 // from them: plans, merged models, names, refusals.
-#include "unsloth/spec/tower_lora.h"
-#include "train/tiled_support.h"
+#include "train/tower_support.h"
 #include "unsloth/formats/merge.h"
 #include "unsloth/formats/model_writer.h"
 
@@ -10,53 +9,11 @@ namespace {
 
 using namespace test;
 
-using TowerCase = std::tuple<std::string, std::string>;  ///< family, device
-
-/// Rows of a set, whatever its images are made of.
-struct TowerRows {
-    explicit TowerRows(const std::string& family) {
-        const auto take = [&](const auto& rows) {
-            set = rows->set;
-            files = rows->files;
-            sample = [rows](const nlohmann::json& row, int64_t number) { return rows->sample(row, number); };
-        };
-        family == "mllama" ? take(std::make_shared<const TiledRows>()) : take(std::make_shared<const SeenRows>(family));
-    }
-    fs::path set, files;
-    std::function<data::Sample(const nlohmann::json&, int64_t)> sample;
-};
-
 bool is_of_tower(const std::string& name) {
     return name.find(".language_model.") == std::string::npos;
 }
 
-class TowerLoraTest : public ::testing::TestWithParam<TowerCase> {
-  protected:
-    void SetUp() override {
-        UNSLOTH_NEEDS_XZ();
-        std::tie(family, device) = GetParam();
-        rows.emplace(family);
-        lora = golden("families/" + family) / "tower_lora";
-    }
-    fs::path model_path() const { return unpacked(rows->set / "model"); }
-    bool tiled() const { return family == "mllama"; }
-    model::LoadRequest request() const { return tiled() ? seeing_tiles(device) : seeing(device, at::kFloat); }
-    std::shared_ptr<const formats::WeightFile> file() const {
-        return std::make_shared<const formats::WeightFile>(formats::WeightFile::open(model_path().string()));
-    }
-    /// A new adapter as options ask for it.
-    model::LoadRequest asked() const {
-        model::LoadRequest request = this->request();
-        request.trains = request.sizes.training = true;
-        request.lora = spec::LoraSpec{
-            .r = 4, .lora_alpha = 8, .target_modules = {"q_proj", "v_proj"}, .tower = spec::TowerTargets::all};
-        return request;
-    }
-
-    std::string family, device;
-    std::optional<TowerRows> rows;
-    fs::path lora;
-};
+class TowerLoraTest : public TowerTest {};
 
 TEST_P(TowerLoraTest, TrainsAsTheReference) {
     expect_trains_as_reference(*rows, model_path(), request(), lora);
@@ -193,6 +150,34 @@ TEST_P(TowerLoraTest, BeginsAtTheBase) {
         EXPECT_EQ(l2(gradient) > 0, b) << name;
     }
     EXPECT_EQ(of_tower, 2 * static_cast<int>(spec::tower_linears(file()->spec).size()));
+}
+
+/// Gradients go down to where the tower's features enter, or to the lowest adapter: the tower has the same ones.
+TEST_P(TowerLoraTest, GradientsEndWhereNothingBelowIsTrained) {
+    SeenRun run = reference_run(*rows, request(), lora);
+    const spec::ModelSpec spec = file()->spec;
+    run.request.adapter.reset();
+    run.steps.resize(1);
+    run.rates = {0.0};
+    const auto course = [&](int64_t layer) {
+        run.request.lora = asked().lora;
+        run.request.lora->layers_to_transform = {layer};
+        return run_steps(model_path(), run);
+    };
+    const SeenCourse in_first = course(0), in_last = course(spec.num_layers - 1);
+    const LoadedModel loaded = load_model(model_path(), run.request);
+    int lowest = 0;
+    while (tiled() && !spec.crosses(lowest)) ++lowest;
+    EXPECT_EQ(loaded->parts().network.lowest_trained_layer, lowest);
+    EXPECT_EQ(in_first.losses, in_last.losses);
+    int moved = 0;
+    for (const auto& [name, gradient] : in_last.first_gradients) {
+        if (!is_of_tower(name)) continue;
+        const at::Tensor& expected = in_first.first_gradients.at(name);
+        EXPECT_LE(l2(gradient - expected), 1e-5 * l2(expected)) << name;
+        moved += l2(expected) > 0 ? 1 : 0;
+    }
+    EXPECT_EQ(moved, static_cast<int>(spec::tower_linears(spec).size()));
 }
 
 /// What is saved names the same modules to whoever reads it: the convolution that makes patches is none of them.

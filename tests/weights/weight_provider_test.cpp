@@ -23,7 +23,7 @@ spec::ModelSpec small_spec() {
 }
 
 /// Layer 0 and 3 are expanded; 1 lies ready; of 2 one group does.
-bool lies_ready(int layer, Group g) {
+bool is_ready(int layer, Group g) {
     return layer == 1 || (layer == 2 && g == Group::gate_up);
 }
 
@@ -50,7 +50,7 @@ class PagerTest : public ::testing::Test {
                 StoredGroup& group = stored[static_cast<std::size_t>(layer)].groups[g];
                 const at::Tensor base_NK = at::randn({layout[g].n, layout[g].k});
                 bases[{layer, g}] = base_NK;
-                if (lies_ready(layer, g)) {
+                if (is_ready(layer, g)) {
                     Operand operand =
                         dense_operand(layout[g], at::empty({layout[g].n + layout[g].r, layout[g].leading()}));
                     std::get<DenseBase>(operand.base).w_NK.copy_(base_NK);

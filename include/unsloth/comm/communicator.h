@@ -46,8 +46,8 @@ class Communicator {
     /// The same, concurrent with the current stream's work. `after` is called with another stream as LibTorch's current
     /// one, and makes it wait for the inputs. The current stream sees the sums after join(). On the CPU it is
     /// all_reduce().
-    virtual void all_reduce_beside(const at::Tensor& sum, const std::function<void()>& after,
-                                   const std::string& what) = 0;
+    virtual void all_reduce_async(const at::Tensor& sum, const std::function<void()>& after,
+                                  const std::string& what) = 0;
     virtual void join() = 0;
     /// fp32 or bf16: `values` in size() equal parts; `own` becomes the sum over the members of the part of this one's
     /// rank. It may be that part; the other parts are left as they are.
@@ -65,7 +65,7 @@ class Communicator {
     /// As send(), after the current stream's work so far and concurrent with what follows. The values must not change
     /// until it is done. Messages to one member are received in the order in which they were sent. While such sends
     /// run, this process uses the communicator for nothing else.
-    virtual std::unique_ptr<Message> send_beside(const at::Tensor& values, int to, const std::string& what) = 0;
+    virtual std::unique_ptr<Message> send_async(const at::Tensor& values, int to, const std::string& what) = 0;
 
   protected:
     /// `rank`: this process' index in `ranks`; `name`: of the group that they form.

@@ -37,8 +37,8 @@ class Group {
     virtual std::unique_ptr<Communicator> make_communicator(const std::vector<int>& ranks, const std::string& name) = 0;
 
     void all_reduce(const at::Tensor& sum, const std::string& what) { all().all_reduce(sum, what); }
-    void all_reduce_beside(const at::Tensor& sum, const std::function<void()>& after, const std::string& what) {
-        all().all_reduce_beside(sum, after, what);
+    void all_reduce_async(const at::Tensor& sum, const std::function<void()>& after, const std::string& what) {
+        all().all_reduce_async(sum, after, what);
     }
     void join() { all().join(); }
 

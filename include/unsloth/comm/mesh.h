@@ -60,7 +60,7 @@ class Mesh {
     const PipelineLinks& links() const { return links_; }
 
   private:
-    std::vector<int> beside(const std::vector<int MeshShape::*>& axes) const;
+    std::vector<int> ranks_along(const std::vector<int MeshShape::*>& axes) const;
     Communicator* meet_copies(Group& group);
     Communicator* along(Group& group, const char* name, const std::vector<int MeshShape::*>& axes);
     Communicator* make(Group& group, const std::string& name, const std::vector<int>& members);

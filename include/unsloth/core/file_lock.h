@@ -7,10 +7,10 @@
 
 namespace unsloth {
 
-/// Locks an open file (flock's LOCK_SH or LOCK_EX). While another process holds it, says once (then `told` is true)
+/// Locks an open file (flock's LOCK_SH or LOCK_EX). While another process holds it, says once (then `logged` is true)
 /// that it waits for that process, "which WHAT"; Interrupted when a signal asks the program to stop. False where the
 /// file system has no locks.
-bool wait_for_lock(int fd, int kind, const std::string& what, bool& told);
+bool wait_for_lock(int fd, int kind, const std::string& what, bool& logged);
 
 /// An exclusive lock on a file of its own, held as long as the object lives. Where the file system has no locks, or the
 /// file cannot be opened, there is none: what it guards is written under another name and renamed, or checked by its

@@ -28,7 +28,7 @@ inline constexpr int64_t most_ordered_keys = 10000;
 struct JsonRefusal {
     enum class Cause { syntax, depth, repeated_key, many_keys };
     Cause cause = Cause::syntax;
-    std::string words;     ///< "the JSON nests deeper than 64 levels"; find_json_mistake() has better ones for syntax
+    std::string words;     ///< "the JSON nests deeper than 64 levels"; find_json_error() has better ones for syntax
     std::string key = {};  ///< that is repeated
 
     /// Of an input Error for it.

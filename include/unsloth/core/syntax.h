@@ -9,7 +9,7 @@
 
 namespace unsloth {
 
-struct SyntaxMistake {
+struct SyntaxError {
     std::size_t at = 0;  ///< offset of the byte where it shows
     std::string words;   ///< "a comma is missing before this"
 };
@@ -17,7 +17,7 @@ struct SyntaxMistake {
 /// The first error of a text that is no JSON. `comments`: // and /* */ are allowed. `unique_keys`: a key that an
 /// object has already is an error, if it is written alike. A text without an error gets words that say no more than
 /// that.
-SyntaxMistake find_json_mistake(std::string_view text, bool comments = false, bool unique_keys = false);
+SyntaxError find_json_error(std::string_view text, bool comments = false, bool unique_keys = false);
 
 /// Line and column of a byte, counted from 1; columns count characters.
 struct TextPlace {

@@ -61,7 +61,7 @@ class Temporary {
 void require_creatable(const std::filesystem::path& target);
 
 /// TARGET.WORD-RANDOM, which cannot be predicted.
-std::string name_beside(const std::string& target, const char* word);
+std::string sibling_name(const std::string& target, const char* word);
 
 /// Removes an entry with all that is in it, unless a process holds it (flock), where the file system has locks. False,
 /// with errno, when it stays.

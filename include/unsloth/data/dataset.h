@@ -128,7 +128,7 @@ class Dataset {
     Dataset with_shared_prompts() const;
 
     /// For ORPO: the first segment's tokens before its first target become targets too, with prompt_label().
-    Dataset with_learnt_prompts() const;
+    Dataset with_trained_prompts() const;
 
     /// Without the rows that equal an earlier one. Rows are equal if tokens, labels, positions, images and verdict (of
     /// all their pieces) are. Reads all of them.

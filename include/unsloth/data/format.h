@@ -105,7 +105,7 @@ class RowFormatter {
   private:
     FormattedRow with_images(nlohmann::ordered_json row, const std::filesystem::path& folder) const;
     FormattedRow supervised(const nlohmann::ordered_json& row) const;
-    EncodedRow conversation(const nlohmann::ordered_json& row, std::vector<bool>& learnt) const;
+    EncodedRow conversation(const nlohmann::ordered_json& row, std::vector<bool>& in_loss) const;
     FormattedRow pair(const nlohmann::ordered_json& row, const std::filesystem::path& folder) const;
     std::pair<FormattedRow, FormattedRow> both_answers(const nlohmann::ordered_json& row,
                                                        const std::filesystem::path& folder) const;
@@ -118,10 +118,10 @@ class RowFormatter {
     FormattedRow tokenized(const nlohmann::ordered_json& row) const;
     std::function<bool(std::string_view)> reads() const;  ///< see RowEncoder::reads
     void require_encoder() const;
-    EncodedRow encode_instruction(const nlohmann::ordered_json& row, std::vector<bool>& learnt) const;
-    EncodedRow encode_prompt_completion(const nlohmann::ordered_json& row, std::vector<bool>& learnt) const;
-    EncodedRow encode_conversation(WeightedConversation row, std::vector<bool>& learnt) const;
-    FormattedRow encoded(EncodedRow row, const std::vector<bool>& learnt = {}) const;
+    EncodedRow encode_instruction(const nlohmann::ordered_json& row, std::vector<bool>& in_loss) const;
+    EncodedRow encode_prompt_completion(const nlohmann::ordered_json& row, std::vector<bool>& in_loss) const;
+    EncodedRow encode_conversation(WeightedConversation row, std::vector<bool>& in_loss) const;
+    FormattedRow encoded(EncodedRow row, const std::vector<bool>& in_loss = {}) const;
     void check_all_ids(FormattedRow& row, bool from_tokenizer) const;
     RowFormatter without_bounds() const;  ///< of lengths
     void shorten_prompts(std::initializer_list<FormattedRow*> answers) const;

@@ -57,6 +57,25 @@ class MergedTensor {
     const Pruning* pruning_ = nullptr;  ///< nullptr: nothing is pruned
 };
 
+/// A tensor of another part of the base's model: written as it is but for a tower's linears that are quantised or have
+/// an adapter.
+class OtherTensor {
+  public:
+    const TensorView& stored() const { return *stored_; }  ///< in the base
+    bool as_stored() const { return source_ == nullptr; }
+    /// What is written, in `type` where it is not as stored.
+    TensorDecl declare(spec::DType type) const;
+    /// In fp32, of one that is not as stored.
+    std::vector<float> read_f32() const;
+
+  private:
+    friend class MergedModel;
+    const TensorView* stored_ = nullptr;
+    const TensorSource* source_ = nullptr;
+    const spec::TowerLora* lora_ = nullptr;  ///< nullptr: it has none
+    const SafetensorsFile* adapter_ = nullptr;
+};
+
 /// The tensors of a base model with an adapter, of what pruning leaves of it, or of the base alone. Refers to them;
 /// they must outlive it.
 class MergedModel {
@@ -71,11 +90,11 @@ class MergedModel {
     /// The base's, but for what was pruned and for tie_word_embeddings: modules_to_save trains a copy of its own at
     /// each end of a tied model (as PEFT does), so the result is not tied any more.
     const spec::ModelSpec& spec() const { return spec_; }
-    /// Of other parts of the base's model, which are written as they are but for a tower's linears with an adapter.
-    const std::vector<const TensorView*>& others() const { return base_.tensors.others; }
-    /// What is written of one: a linear with an adapter in `type`. Input Error where such a one is quantised.
-    TensorDecl declare_other(const TensorView& other, spec::DType type) const;
-    void append_other(SafetensorsWriter& writer, const TensorView& other, spec::DType type) const;
+    /// Of other parts of the base's model. `keeps_4bit`: what is in 4 bit, without an adapter, is written so. Input
+    /// Error where a part that is not read is quantised.
+    std::vector<OtherTensor> others(bool keeps_4bit) const;
+    /// Modules of the tower that hold no linear in 4 bit then; none without a tower.
+    std::vector<std::string> plain_tower_modules(bool keeps_4bit) const;
     const WeightFile& base() const { return base_; }
     spec::ServeGrid grid() const { return grid_; }
     /// The base's config.json, with its lists of one entry a layer as the result needs them.
@@ -90,7 +109,8 @@ class MergedModel {
     const Mxfp4Weight* unchanged_mxfp4(const spec::TensorRule& rule) const;
 
   private:
-    const spec::TowerLora* adapter_of(const TensorView& other) const;
+    const spec::TowerLora* adapter_of(const TensorSource& of_tower) const;
+    bool stays_in_4bit(const TensorSource& of_tower, bool keeps_4bit) const;
     const TensorSource* source_of(const spec::TensorRule& rule) const;
     void cut(MergedTensor& tensor) const;
     const TensorView* saved_module(const spec::TensorRule& rule) const;

@@ -52,6 +52,10 @@ class HarmonyReader {
     /// What no later token can change, and was not taken yet. A call is there as soon as its header is.
     std::vector<HarmonyPiece> take();
 
+    /// Whether the last token was part of what the model thinks.
+    bool thinks() const {
+        return in_body_ && !messages_.empty() && messages_.back().kind == HarmonyPiece::Kind::analysis;
+    }
     /// The ids and the text of the last message; empty before the first one.
     std::span<const int32_t> last_ids() const;
     std::string last_text() const;

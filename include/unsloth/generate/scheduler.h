@@ -32,7 +32,8 @@ struct SchedulerLimits {
     bool shares_prefixes = true;               ///< pages of equal beginnings are computed once
     ChunkedPrefillPolicy prefill_policy = {};  ///< instead of prefill_tokens; may be empty
     int64_t segments = 0;                      ///< of a pass, with that policy; each prompt token as decode row is one
-    int64_t image_slots = 0;  ///< of models whose layers cross to images; 0: images are tokens among the others
+    bool keeps_states = false;  ///< sequences have places for states (Sequence::state); prompts go in as their own rows
+    int64_t image_slots = 0;    ///< of models whose layers cross to images; 0: images are tokens among the others
 };
 
 /// A request in flight.
@@ -46,6 +47,7 @@ struct Sequence {
     std::vector<BlockAllocator::PrefixHash> texts;  ///< of the whole pages, from the front
     uint64_t policy = 0;                            ///< Scheduler::use_policy, which made its keys
     int64_t slot = -1;                              ///< the first of its images' (ImageSlots); -1: it has none
+    int32_t state = -1;  ///< the place of what layers with gated delta nets keep of it; -1: it is not running
 
     int64_t remaining() const { return static_cast<int64_t>(ids.size()) - cached; }
     /// What the next whole page continues: sequences with one adapter, or one prefix, and one version of the weights
@@ -116,6 +118,7 @@ class Scheduler {
     void preempt_last();
     void release(Sequence& sequence);
     bool hold_images(Sequence& sequence);
+    int32_t free_state() const;
     void finish_parts(std::vector<ScheduledChunk>& parts) const;
     void add_decoding(std::vector<ScheduledChunk>& parts);
     void add_prompts(std::vector<ScheduledChunk>& parts, int64_t tokens, const ChunkedPrefillPolicy& policy = {});

@@ -13,11 +13,11 @@ enum class PeerProgram { automatic, axolotl, llama_factory, trl, swift, studio }
 struct ImportedConfig {
     std::string program;  ///< with its version, whose fields are all known: "axolotl 0.19.0"
     std::string json;     ///< a configuration of ours, indented; it ends in a newline
-    int64_t carried = 0;  ///< fields that an option stands for, or that ask for what is done anyway
+    int64_t carried = 0;  ///< fields that have an option, or ask for what is done anyway
     /// One line each, that begins with the field's name: what has another form or no effect here, and what cannot be
     /// carried over, with the reason.
     std::vector<std::string> notes, losses;
-    /// The same for what cannot be carried over and changes nothing that is learnt: uploads, alarms, sharding.
+    /// The same for what cannot be carried over and does not change training: uploads, alarms, sharding.
     std::vector<std::string> aside;
 };
 

@@ -83,7 +83,7 @@ class Plan {
 /// What a run takes of a CUDA device's memory in addition to two arenas, by the caching allocator's count: less than
 /// half a MiB of scalars and tables of a step, and up to 1 MiB an arena, the most that the allocator does not split off
 /// a block.
-inline constexpr int64_t beside_arenas_bytes = int64_t{3} << 20;
+inline constexpr int64_t outside_arenas_bytes = int64_t{3} << 20;
 
 /// The memory of a placed plan on a device.
 class Arena {

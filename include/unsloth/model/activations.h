@@ -41,6 +41,11 @@ struct CrossSaved {
     at::Tensor kv_SN, k_raw_SN, rstd_k_SK;
 };
 
+/// Of a gated delta net in generation: what sequences go on from (ops::KeptStates). The last place is nobody's.
+struct DeltaKept {
+    at::Tensor inputs_NwC, states_NHkv;
+};
+
 /// What a layer's forward leaves for its backward. What a layer does not keep (spec/keep.h) is one buffer that all
 /// layers share.
 struct LayerSaved {
@@ -50,11 +55,13 @@ struct LayerSaved {
     at::Tensor u_qkv_TR;   ///< x·Aᵀ of the qkv group
     at::Tensor qk_raw_TN;  ///< q and k before their norm, of a layer that crosses q; undefined without norms
     at::Tensor rstd_q_TH, rstd_k_TK;
-    at::Tensor qkv_TN;  ///< after RoPE; of a layer that crosses q
-    CrossSaved cross;   ///< undefined in other layers
-    at::Tensor lse;     ///< opaque to all but attention
-    at::Tensor o_full;  ///< [T, Nq + R]: attention's output and its x·Aᵀ
-    at::Tensor mid_tD;  ///< the residual stream after attention
+    at::Tensor qkv_TN;      ///< after RoPE; of a layer that crosses q, of a gated delta net what its products gave
+    at::Tensor ungated_TN;  ///< what o_full is of, before attention's gate or a delta net's norm; else undefined
+    CrossSaved cross;       ///< undefined in other layers
+    DeltaKept kept;         ///< undefined in other layers, and in training
+    at::Tensor lse;         ///< opaque to all but attention
+    at::Tensor o_full;      ///< [T, Nq + R]: attention's output and its x·Aᵀ
+    at::Tensor mid_tD;      ///< the residual stream after attention
     at::Tensor rstd2_t;
     at::Tensor u_gate_up_TR;
     at::Tensor gate_up_full;  ///< [T, 2F + R], or of a tile's rows; the backward pass turns it into its gradient
@@ -93,6 +100,8 @@ struct Scratch {
     /// Of layers that cross, fp32 [T]: what each token gets of what attention and the MLP add. And the gradients of
     /// keys and values of image features, [S, N + R].
     at::Tensor attention_gate_T, mlp_gate_T, dkv_full;
+    /// Of gated delta nets: the convolution's output [T, C], its gradient, and fp32 states (ops/gated_delta.h); flat.
+    at::Tensor convolved_TC, dconvolved_TC, states;
 };
 
 /// The lm_head's buffers; n rows have a target.
@@ -167,6 +176,7 @@ struct TokenBuffers {
     at::Tensor adapter_T;                          ///< int32; undefined without several adapters
     at::Tensor feature_adapter_S;                  ///< likewise of image features
     at::Tensor slots_T, lengths_S, pages;          ///< int32, of generation: ops::PagedRows; undefined without a cache
+    at::Tensor states_S;                           ///< int32, of generation: the places of states
     std::vector<RopeTable> ropes;                  ///< by ModelSpec::ropes
 };
 

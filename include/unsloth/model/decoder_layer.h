@@ -20,6 +20,10 @@ struct DecodeBatch {
     const std::vector<ops::KvCache>* caches;  ///< one a layer
     at::Tensor slots_T;                       ///< int32: each token's slot in the cache
     ops::PagedRows going_on;
+    /// Of a model with gated delta nets: all rows, and which place has each one's states (DeltaKept).
+    ops::Segments all;
+    std::vector<int32_t> states;
+    at::Tensor states_S;  ///< int32, the same on the device
 };
 
 struct ImageSight;  // model/tile_tower.h

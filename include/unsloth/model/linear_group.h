@@ -20,7 +20,7 @@ using ModuleObserver = std::function<void(const std::string& module, const at::T
 inline constexpr const char *o_input = "self_attn.o_proj.input", *down_input = "mlp.down_proj.input";
 /// What q, k and v read, and gate and up: their norm's name where they have one.
 inline const char* input_name(const spec::ModelSpec& spec, Group g) {
-    const bool attention = g == Group::qkv || g == Group::cross_q;
+    const bool attention = g == Group::qkv || g == Group::cross_q || g == Group::delta_in;
     if (!spec.norms_before()) return attention ? "self_attn.input" : "mlp.input";
     return layer_norm_name(spec, attention ? spec::TensorRole::input_norm : spec::TensorRole::post_norm).data();
 }

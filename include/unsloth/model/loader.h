@@ -38,7 +38,7 @@ struct LoadRequest {
     weights::ShardingPolicy sharding;  ///< of the trained parameters
     weights::Share peers;  ///< ranks of one machine that hold the frozen layers among them; one: each holds all
     /// The ranks of `peers` and of the sharding policy's share; nullptr: one (or load() is not called).
-    comm::Communicator *peer_ranks = nullptr, *sharers = nullptr;
+    comm::Communicator *peer_ranks = nullptr, *data_parallel = nullptr;
     uint64_t seed = 0;                          ///< of the adapters' initialisation
     double noise_alpha = 0;                     ///< NEFTune's; 0: none
     double router_aux = 0;                      ///< of each micro-batch's balance of experts; 0: none
@@ -124,7 +124,7 @@ class ModelPlan {
     int64_t total_bytes() const { return need().device; }
     /// Device memory that the driver takes for CUDA graphs, estimated from the number of layers. On a GPU, memory that
     /// is in no plan: scalars, what the allocator rounds up, and what a library takes for its calls.
-    int64_t beside_arenas() const;
+    int64_t outside_arenas() const;
     int64_t recorded_bytes() const { return recorded_bytes(parts_, request_.run); }
     /// The plans as one table.
     std::string table_text() const;
@@ -135,10 +135,10 @@ class ModelPlan {
     std::map<std::string, int64_t> groups() const;
 
     /// As BasePlan's of these names.
-    int64_t expanded_linears() const { return parts_.base->expanded_linears(); }
-    bool lies_in_checkpoint() const { return parts_.base->lies_in_checkpoint(); }
+    int64_t dequantized_linears() const { return parts_.base->dequantized_linears(); }
+    bool reads_checkpoint_in_place() const { return parts_.base->reads_checkpoint_in_place(); }
     int widest_bits() const { return parts_.base->widest_bits(); }
-    void require_expanded() const { parts_.base->require_expanded(); }
+    void require_dequantized() const { parts_.base->require_dequantized(); }
 
     /// What must be equal in all processes of a LoadShare: every buffer on the device that they fill together, its name
     /// and size, as a hash.
@@ -153,6 +153,7 @@ class ModelPlan {
     bool sees_images() const { return request_.sizes.patches > 0; }
     void require_grid() const;
     void require_images() const;
+    void require_delta() const;
     void require_tower() const;
     int64_t tower_library_bytes() const;
     void read_trained();

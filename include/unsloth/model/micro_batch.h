@@ -33,9 +33,9 @@ class MicroBatch {
     void upload_to(std::size_t buffer, const std::vector<int32_t>& values);
     void upload_to(std::size_t buffer, const std::vector<float>& values);
     /// After upload() of rows of which the first resume from keys in the cache: `slots_T` is where each token's are
-    /// put. `adapter_T`: which of several adapters each has; empty: there is one.
+    /// put. `adapter_T`: which of several adapters each has; empty: there is one. `states`: CachedPass::states.
     void forward_with_kv_cache(const data::Batch& batch, const std::vector<int32_t>& slots_T,
-                               const std::vector<int32_t>& adapter_T, ops::PagedRows rows);
+                               const std::vector<int32_t>& adapter_T, ops::PagedRows rows, std::vector<int32_t> states);
 
     /// After that, of a model whose layers cross: what the tokens see of features in the cache. `images`: those that
     /// the tower sees now, at the sight's places.

@@ -30,6 +30,9 @@ struct CachedPass {
     std::vector<int32_t> slots_T;    ///< the place in the cache of each token's keys and values
     std::vector<int32_t> adapter_T;  ///< which of the plan's adapters each token has, -1: none; empty where it has one
     ops::PagedRows rows;             ///< what the host knows of those that resume
+    /// Of a model with gated delta nets, of each row: which place has its states; no_state: they are made in vain.
+    std::vector<int32_t> states;
+    static constexpr int32_t no_state = -1;
     /// Of a model whose layers cross: what these rows see; nullptr: none has images. Those that the tower sees now,
     /// whose keys layers keep.
     std::shared_ptr<const ImageSight> sight;
@@ -134,17 +137,17 @@ class Model {
         bool trains() const { return purpose == For::training; }
         bool has(const Action& action) const { return static_cast<std::size_t>(action.micro) < present; }
     };
-    void walk(const Itinerary& actions, const Pass& pass);
+    void walk(const PassSchedule& actions, const Pass& pass);
     void act(const Action& action, const Pass& pass);
     const data::Batch& require_slice(const data::Batch& batch) const;
     void take_in(int micro, const Pass& pass);
     data::TokenOrder own_token_order(const data::Batch& batch, const MicroBatch& micro) const;
     void cross_border(const Action& action);
     std::size_t place_of(int micro) const { return static_cast<std::size_t>(micro) % micro_batches_.size(); }
-    void choose_recording(const Itinerary& actions, std::size_t first, std::size_t end, const Pass& pass);
-    Itinerary forward_pass() const;
+    void choose_recording(const PassSchedule& actions, std::size_t first, std::size_t end, const Pass& pass);
+    PassSchedule forward_pass() const;
     void walk_forward(const Pass& pass);
-    void begin_walk(const Itinerary& actions, const Pass& pass);
+    void begin_walk(const PassSchedule& actions, const Pass& pass);
     void pass_over(const Action& action, const Pass& pass);
     Units units() const {
         return {route_.layers, parts_.network.parameters && parts_.network.parameters->table().embeddings_are_head()};

@@ -52,6 +52,8 @@ struct Network {
 
     spec::Range vocabulary() const { return spec::vocabulary_slice(spec.vocab_size, tp.place()); }
     int layers() const { return static_cast<int>(spec.num_layers); }
+    /// Whether gradients go down to what the embedding made. Features of tiles enter the layers that cross instead.
+    bool has_embedding_gradient() const { return trains_embedding || (trains_tower && !spec.vision->tiles); }
     /// The master of a tensor outside of the layers; nullptr where it is frozen.
     const weights::Parameter* trained(spec::TensorRole role) const;
     /// Before a forward pass: brings what the last update changed to where the pass reads it.

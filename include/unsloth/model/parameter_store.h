@@ -25,10 +25,10 @@ namespace unsloth::model {
 
 class ParameterStore {
   public:
-    /// `sharers`: the data-parallel group of the parameters' share, nullptr where it is one's. `tied`: the embeddings
-    /// that another stage of the pipeline trains too, as lm_head; nullptr: none. All outlive this.
-    ParameterStore(ops::Context& ctx, weights::Parameters& parameters, comm::Communicator* sharers, Pipeline pipeline,
-                   const weights::Parameter* tied);
+    /// `data_parallel`: the data-parallel group of the parameters' share, nullptr where it is one's. `tied`: the
+    /// embeddings that another stage of the pipeline trains too, as lm_head; nullptr: none. All outlive this.
+    ParameterStore(ops::Context& ctx, weights::Parameters& parameters, comm::Communicator* data_parallel,
+                   Pipeline pipeline, const weights::Parameter* tied);
 
     /// Before the first pass: gradients are summed over these ranks from now on, in buckets of up to `bucket_bytes`
     /// while the backward pass runs; 0: all together, after it. Of a step of several micro-batches the last one counts.
@@ -102,7 +102,7 @@ class ParameterStore {
 
     ops::Context& ctx_;
     weights::Parameters& parameters_;
-    comm::Communicator* sharers_;
+    comm::Communicator* data_parallel_;
     Pipeline pipeline_;
     const weights::Parameter* tied_;
     comm::Communicator* replicas_ = nullptr;  ///< of the ranks with the same parameters; nullptr: this one alone

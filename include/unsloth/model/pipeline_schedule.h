@@ -4,7 +4,7 @@
 
 #include <vector>
 
-#include "unsloth/model/itinerary.h"
+#include "unsloth/model/pass_schedule.h"
 #include "unsloth/spec/stage.h"
 
 namespace unsloth::model {
@@ -13,7 +13,7 @@ struct PipelineShape {
     int ranks = 1;
     int chunks = 1;  ///< of layers, a rank's
     int micro_batches = 1;
-    int under_way = 0;  ///< most micro-batches between their passes at once, from 1 on; 0: as many as keep all busy
+    int in_flight = 0;  ///< most micro-batches between their passes at once, from 1 on; 0: as many as keep all busy
     bool operator==(const PipelineShape&) const = default;
 };
 
@@ -43,8 +43,8 @@ double pipeline_bubble(const PipelineShape& shape);
 
 /// What a rank does of them: micro-batches come in, their activations arrive from the rank that has the layers below,
 /// or are sent on; gradients likewise the other way. A gradient goes no lower than `route` says.
-Itinerary pipeline_itinerary(const spec::Stage& stage, const ChunkPasses& passes, const TrainingRoute& route);
+PassSchedule pipeline_pass_schedule(const spec::Stage& stage, const ChunkPasses& passes, const TrainingRoute& route);
 /// A forward pass of the first micro-batch through a rank's chunks.
-Itinerary pipeline_forward(const spec::Stage& stage);
+PassSchedule pipeline_forward(const spec::Stage& stage);
 
 }  // namespace unsloth::model

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "unsloth/core/most_used.h"
-#include "unsloth/model/itinerary.h"
 #include "unsloth/model/micro_batch.h"
+#include "unsloth/model/pass_schedule.h"
 #include "unsloth/ops/cuda_graph.h"
 #include "unsloth/weights/weight_provider.h"
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "unsloth/core/error.h"
-#include "unsloth/model/itinerary.h"
+#include "unsloth/model/pass_schedule.h"
 
 namespace unsloth::model {
 
@@ -34,9 +34,9 @@ inline Site site_of(uint32_t code, int layers) {
     if (code == 2 * count + 1) return {Place::loss};
     if (code < 2 * count)
         return {code % 2 == 0 ? Place::input_norm : Place::post_norm, static_cast<int>(code / 2), Direction::forward};
-    const uint32_t behind = code - 2 * count - 2;
-    return {behind % 2 == 0 ? Place::post_norm : Place::input_norm, static_cast<int>(count - 1 - behind / 2),
-            Direction::backward};
+    const uint32_t backward_code = code - 2 * count - 2;
+    return {backward_code % 2 == 0 ? Place::post_norm : Place::input_norm,
+            static_cast<int>(count - 1 - backward_code / 2), Direction::backward};
 }
 
 }  // namespace unsloth::model

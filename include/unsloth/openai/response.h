@@ -22,6 +22,7 @@ struct AnswerHead {
 
 struct Usage {
     int64_t prompt_tokens = 0, completion_tokens = 0, cached_tokens = 0;
+    int64_t reasoning_tokens = 0;  ///< of completion_tokens
 };
 
 /// A token as the model rated it.

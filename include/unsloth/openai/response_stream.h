@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <string>
 
 #include "unsloth/openai/response.h"
@@ -25,15 +26,25 @@ class ResponseStream {
 
   private:
     nlohmann::ordered_json response(const char* status, const Usage* usage) const;
-    nlohmann::ordered_json message(const char* status) const;
-    nlohmann::ordered_json text_part() const;
+    /// An item of the output: what the model thought, or its message. Each has one part.
+    enum class Item : uint8_t { reasoning, message };
+    nlohmann::ordered_json item(Item item, const char* status) const;
+    nlohmann::ordered_json part(Item item) const;
     const char* status() const;
     std::string event(const char* type, nlohmann::ordered_json fields);
-    std::string part_event(const char* type, nlohmann::ordered_json fields);
+    std::string part_event(Item item, const char* type, nlohmann::ordered_json fields);
+    std::string item_event(Item item, const char* type, const char* status);
+    std::string open(Item item);
+    std::string close(Item item);
+    std::string delta(Item item, const Choice& choice);
+    std::string id_of(Item item) const;
+    int index_of(Item item) const { return item == Item::message && has_reasoning_ ? 1 : 0; }
 
     AnswerHead head_;
     std::shared_ptr<const nlohmann::ordered_json> settings_;
     Choice so_far_;
+    bool has_reasoning_ = false;     ///< its item precedes the message's
+    std::optional<Item> open_ = {};  ///< whose parts arrive
     int64_t events_ = 0;
 };
 

@@ -6,6 +6,8 @@
 // are rounded once. No segment sees another one: state and convolution begin with zeros in each.
 #pragma once
 
+#include <vector>
+
 #include "unsloth/ops/attention.h"
 
 namespace unsloth::ops {
@@ -21,17 +23,21 @@ struct DeltaShape {
 /// Tokens between the states that a backward pass begins from.
 inline constexpr int64_t delta_chunk = 64;
 
-/// Memory between calls (decoding, a sequence in parts): segment s continues what row rows[s] of `values` holds, and
-/// leaves its own end there. Rows of segments differ. No values: segments begin with zeros, and leave nothing.
-struct Kept {
-    at::Tensor values;  ///< contiguous; [N, w - 1, C] of x's dtype (convolution), [N, H, k, v] of fp32 (delta rule)
-    at::Tensor rows_device;  ///< int32, an entry for each segment; on the CPU where the context is
+/// What sequences keep between calls, in N places (contiguous): segment s goes on from place rows[s], zeros if it
+/// begins, and leaves its own there. Each has its own place, but for the last one: what is left there is lost.
+struct KeptStates {
+    at::Tensor
+        data;  ///< of the convolution [N, w - 1, C], its last inputs, of x's type; of the rule [N, H, k, v], fp32
+    std::vector<int32_t> rows;  ///< [segments]
+    at::Tensor rows_S;          ///< int32, the same on the device; read on CUDA only
+    bool defined() const { return data.defined(); }
+    bool keeps(size_t segment) const { return defined() && rows[segment] + 1 < data.size(0); }
 };
 
 /// y_TC = silu of a convolution of each channel over its segment's tokens: the last tap is of the token itself.
-/// weight_Cw: fp32, contiguous; on CUDA w is at most 8. x and y may not overlap.
+/// weight_Cw: fp32, contiguous. x and y may not overlap. Without `kept` segments begin with zeros.
 void short_conv_forward(Context& ctx, const Segments& segments, const at::Tensor& x_TC, const at::Tensor& weight_Cw,
-                        const at::Tensor& y_TC, const Kept& kept = {});
+                        const at::Tensor& y_TC, const KeptStates& kept = {});
 /// dx_TC = the gradient; dweight_Cw (fp32, may be undefined): +=, summed in a fixed order. dx may not overlap dy or x.
 void short_conv_backward(Context& ctx, const Segments& segments, const at::Tensor& dy_TC, const at::Tensor& x_TC,
                          const at::Tensor& weight_Cw, const at::Tensor& dx_TC, const at::Tensor& dweight_Cw);
@@ -44,13 +50,14 @@ struct DeltaInputs {
     at::Tensor a_log_H, dt_bias_H;    ///< fp32, contiguous
 };
 /// S = decay S, then S += key (beta (value - S^T key))^T, and o_THv = S^T query, for each value head; S is [k, v].
+/// Without `kept` segments begin with zeros.
 ///
 /// CUDA: 16-bit dtypes with k = v = 128 and rows that allow 16-byte accesses go by chunks of 64 tokens, with states in
-/// fp32 and products of bf16 by tensor cores; with one token a segment and states kept, in fp32 over states that are
-/// read once. Everything else is computed in fp32, a token after the other; k v must fit a block's shared memory. Takes
-/// delta_rule_workspace bytes of ctx.workspace.
+/// fp32 and products of bf16 by tensor cores; one token a segment with states kept, in fp32. Everything else is
+/// computed in fp32, a token after the other; a state must fit a block's shared memory. Takes delta_rule_workspace
+/// bytes of ctx.workspace.
 void delta_rule_forward(Context& ctx, const DeltaShape& shape, const Segments& segments, const DeltaInputs& in,
-                        const at::Tensor& o_THv, const Kept& kept = {});
+                        const at::Tensor& o_THv, const KeptStates& kept = {});
 /// Bytes of ctx.workspace (16-byte aligned) for both directions, or for the forward alone, of up to `tokens` tokens in
 /// up to `segments` segments; 0 on the CPU.
 int64_t delta_rule_workspace(const DeltaShape& shape, at::ScalarType dtype, at::Device device, int64_t tokens,
@@ -61,7 +68,7 @@ struct DeltaGradients {
     at::Tensor mixed_TC, b_TH, a_TH, a_log_H, dt_bias_H;
 };
 /// `states`: fp32, flat, of delta_state_elements; what it held is lost. The states are made again from the inputs.
-/// Takes delta_rule_workspace bytes of ctx.workspace. Gradients of mixed may not overlap `in`.
+/// Takes delta_rule_workspace bytes of ctx.workspace. Gradients may not overlap `in`.
 void delta_rule_backward(Context& ctx, const DeltaShape& shape, const Segments& segments, const DeltaInputs& in,
                          const at::Tensor& do_THv, const at::Tensor& states, const DeltaGradients& out);
 /// For up to `tokens` in up to `segments`: a state for each value head and begun chunk.
@@ -71,8 +78,7 @@ int64_t delta_state_elements(const DeltaShape& shape, int64_t tokens, int64_t se
 /// x.
 void gated_norm_forward(Context& ctx, const at::Tensor& x_THv, const at::Tensor& z_THv, const at::Tensor& weight_v,
                         double eps, const at::Tensor& y_THv);
-/// dx_THv and dz_THv = the gradients; dweight_v (fp32, may be undefined): +=, which takes gated_norm_workspace bytes of
-/// ctx.workspace. dx may be dy, and dz may be z.
+/// dx_THv and dz_THv = the gradients; dweight_v (fp32, may be undefined): +=. dx may be dy, and dz may be z.
 void gated_norm_backward(Context& ctx, const at::Tensor& dy_THv, const at::Tensor& x_THv, const at::Tensor& z_THv,
                          const at::Tensor& weight_v, double eps, const at::Tensor& dx_THv, const at::Tensor& dz_THv,
                          const at::Tensor& dweight_v);

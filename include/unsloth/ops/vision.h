@@ -1,10 +1,9 @@
 // What a tower over image patches computes apart from products, RMSNorm and rotations; backward where its adapters
 // are trained.
 //
-// Legend: P patches, C hidden, F intermediate, H heads, d head_dim.
+// Legend: P patches, C hidden, F intermediate.
 #pragma once
 
-#include "unsloth/ops/attention.h"
 #include "unsloth/ops/context.h"
 
 namespace unsloth::ops {
@@ -36,15 +35,5 @@ enum class Gelu : uint8_t { erf, tanh };
 void gelu(Context& ctx, const at::Tensor& x_PF, Gelu form);
 /// Overwrites dy_PF, the gradient of gelu(x), with that of x. As gelu; x is what it was before.
 void gelu_backward(Context& ctx, const at::Tensor& x_PF, Gelu form, const at::Tensor& dy_PF);
-
-/// out_PHd = softmax(scale q k^T) v within each segment: every patch sees its whole segment, in both directions. q, k,
-/// v, out: compute dtype, last dimension contiguous, other strides free. offsets: of the segments, from 0 to P, on the
-/// host. fp32 arithmetic on the CPU; on CUDA LibTorch's kernels, which take memory of the allocator.
-void full_attention_forward(Context& ctx, double scale, const std::vector<int32_t>& offsets, const at::Tensor& q_PHd,
-                            const at::Tensor& k_PHd, const at::Tensor& v_PHd, const at::Tensor& out_PHd);
-/// What those kernels take at most for segments of up to `patches` patches (0 on the CPU): the output and what rows sum
-/// to; where d is no multiple of 8, the scores too.
-int64_t full_attention_library_bytes(at::Device device, at::ScalarType dtype, int64_t patches, int64_t heads,
-                                     int64_t d);
 
 }  // namespace unsloth::ops

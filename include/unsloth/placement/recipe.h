@@ -70,8 +70,12 @@ double router_aux_coefficient(const config::TrainingOptions& training, const spe
 void fit_to(model::LoadRequest& request, const spec::ModelSpec& spec, data::BatchLimits limits,
             const std::vector<Answering>& answering = {});
 
+/// Whether the answers of a pair share their prompt (preference.share_prompt). Those of a model with gated delta nets
+/// never do: each answer goes on from a state, which it changes.
+bool shares_prompts(const config::Config& config, const spec::ModelSpec& spec);
+
 /// The most that `rows` training rows which fill max_seq_length may hold: two texts each for preference objectives,
-/// whose prompts of a token at least are shared where preference.share_prompt says so.
-data::BatchLimits full_rows(const config::Config& config, int64_t rows, int64_t length);
+/// whose prompts of a token at least are shared where shares_prompts() says so.
+data::BatchLimits full_rows(const config::Config& config, const spec::ModelSpec& spec, int64_t rows, int64_t length);
 
 }  // namespace unsloth::placement

@@ -100,7 +100,7 @@ struct Run {
     double share() const;
     /// Whether it stopped without recording its end: no process holds its folder any more.
     bool killed() const;
-    /// Of a killed run: "stopped without finishing at step 12 (last sign of life 2026-11-22 13:05:17)".
+    /// Of a killed run: "stopped without finishing at step 12 (last heartbeat 2026-11-22 13:05:17)".
     std::string killed_text() const;
     /// Seconds that are left at the rate of the last steps; `absent` when it is not known, or the run has ended.
     double seconds_left() const;

@@ -55,13 +55,13 @@ struct PassesPlan {
     placement::MemoryBudget budget;
 };
 /// Passes have from `fewest_tokens` to `tokens` tokens. `adapters`: that generation's rows choose among, instead of the
-/// configuration's one; `slots`: places for such, to be filled later. `beside`: bytes that the caller will hold as
+/// configuration's one; `slots`: places for such, to be filled later. `reserved`: bytes that the caller will hold as
 /// well. `images`: of the largest image in rows, and most image tokens of a pass; zeros: rows have none. Reads no
 /// weights; the plan may exceed its budget.
 PassesPlan plan_passes(const config::LoadedConfig& loaded, const OpenedModel& opened, int64_t tokens, int64_t segments,
                        int64_t head_rows, int64_t fewest_tokens, const placement::CacheSize& cache = {},
                        const engine_api::NamedFolders& adapters = {}, const weights::AdapterSlots& slots = {},
-                       const placement::MemoryBudget& beside = {}, const data::Dataset::ImageSizes& images = {});
+                       const placement::MemoryBudget& reserved = {}, const data::Dataset::ImageSizes& images = {});
 
 struct LoadedModel {
     std::unique_ptr<ops::Context> ctx;

@@ -64,7 +64,7 @@ struct KernelChoice {
     /// waves, of many}.
     std::vector<double> wave = {};
 
-    bool serves(const ProductKey& key) const;
+    bool applies_to(const ProductKey& key) const;
     /// Whether it applies wherever `other` does; after it, `other` has no effect.
     bool covers(const KernelChoice& other) const;
     bool operator==(const KernelChoice&) const = default;

@@ -17,8 +17,9 @@ struct TrainedShare {
 /// Two operations for each multiply-add of a product, forward and for the gradients that are needed: of the input
 /// always, of a weight where it is trained. So a token costs 4 a frozen and 6 a trained weight of the layers' linears
 /// and 6 an adapter's; a target as much for lm_head; and a pair of positions that attention joins 12 a query dimension
-/// and layer. What is computed again in the backward pass does not count ("model FLOPs": PaLM, arXiv 2204.02311,
-/// appendix B, without its assumption that all weights are trained).
+/// and layer. A token of a gated delta net multiplies its state three times. What is computed again in the backward
+/// pass does not count ("model FLOPs": PaLM, arXiv 2204.02311, appendix B, without its assumption that all weights are
+/// trained).
 class ModelFlops {
   public:
     ModelFlops(const ModelSpec& model, const TrainedShare& trained);

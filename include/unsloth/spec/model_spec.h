@@ -1,6 +1,7 @@
 // What a decoder-only model of the Llama family is, apart from its weights.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <compare>
 #include <cstdint>
@@ -18,19 +19,54 @@ namespace unsloth::spec {
 
 /// What a matrix of a decoder layer computes.
 /// Of experts an adapter has all of a layer's as one: experts_gate_up, experts_down; these name no matrix of the base.
-enum class Projection : uint8_t { q, k, v, o, gate, up, down, qkv, gate_up, experts_gate_up, experts_down };
-inline constexpr int projection_count = 11;
-inline constexpr std::array<std::string_view, projection_count> projection_names = {
-    "q_proj",           "k_proj",    "v_proj",   "o_proj",       "gate_proj",
-    "up_proj",          "down_proj", "qkv_proj", "gate_up_proj", "experts.gate_up_proj",
-    "experts.down_proj"};
+/// delta_qkv to delta_out are those of a gated delta net (LayerSpec::delta).
+enum class Projection : uint8_t {
+    q,
+    k,
+    v,
+    o,
+    gate,
+    up,
+    down,
+    qkv,
+    gate_up,
+    experts_gate_up,
+    experts_down,
+    delta_qkv,
+    delta_z,
+    delta_b,
+    delta_a,
+    delta_out
+};
+inline constexpr int projection_count = 16;
+inline constexpr std::array<std::string_view, projection_count> projection_names = {"q_proj",
+                                                                                    "k_proj",
+                                                                                    "v_proj",
+                                                                                    "o_proj",
+                                                                                    "gate_proj",
+                                                                                    "up_proj",
+                                                                                    "down_proj",
+                                                                                    "qkv_proj",
+                                                                                    "gate_up_proj",
+                                                                                    "experts.gate_up_proj",
+                                                                                    "experts.down_proj",
+                                                                                    "in_proj_qkv",
+                                                                                    "in_proj_z",
+                                                                                    "in_proj_b",
+                                                                                    "in_proj_a",
+                                                                                    "out_proj"};
 /// The names of a layer whose matrices are apart; the others are of several as one, their rows in this order.
 inline constexpr int separate_projections = 7;
 /// "self_attn.q_proj", …, "mlp.down_proj": the path below model.layers.{i}.
 inline constexpr std::array<std::string_view, projection_count> projection_paths = {
-    "self_attn.q_proj",     "self_attn.k_proj", "self_attn.v_proj",   "self_attn.o_proj", "mlp.gate_proj",
-    "mlp.up_proj",          "mlp.down_proj",    "self_attn.qkv_proj", "mlp.gate_up_proj", "mlp.experts.gate_up_proj",
-    "mlp.experts.down_proj"};
+    "self_attn.q_proj",      "self_attn.k_proj",
+    "self_attn.v_proj",      "self_attn.o_proj",
+    "mlp.gate_proj",         "mlp.up_proj",
+    "mlp.down_proj",         "self_attn.qkv_proj",
+    "mlp.gate_up_proj",      "mlp.experts.gate_up_proj",
+    "mlp.experts.down_proj", "linear_attn.in_proj_qkv",
+    "linear_attn.in_proj_z", "linear_attn.in_proj_b",
+    "linear_attn.in_proj_a", "linear_attn.out_proj"};
 constexpr std::string_view name_of(Projection p) {
     return projection_names[static_cast<std::size_t>(p)];
 }
@@ -47,9 +83,17 @@ constexpr Projection first_part(Projection p) {
     return p == Projection::qkv ? Projection::q : p == Projection::gate_up ? Projection::gate : p;
 }
 
+/// Whether a projection is of a gated delta net, which a layer has in the place of attention.
+constexpr bool is_of_delta(Projection p) {
+    return p >= Projection::delta_qkv;
+}
+/// The two that say how much a gated delta net forgets and writes: they are a few rows, and stay as they are.
+constexpr bool has_no_adapter(Projection p) {
+    return p == Projection::delta_b || p == Projection::delta_a;
+}
 /// Whether a projection is of a layer's MLP, and not of its attention.
 constexpr bool is_of_mlp(Projection p) {
-    return p >= Projection::gate && p != Projection::qkv;
+    return p >= Projection::gate && p != Projection::qkv && !is_of_delta(p);
 }
 constexpr bool is_of_experts(Projection p) {
     return p == Projection::experts_gate_up || p == Projection::experts_down;
@@ -112,6 +156,17 @@ struct ExpertsSpec {
     bool operator==(const ExpertsSpec&) const = default;
 };
 
+/// Gated delta nets (ops/gated_delta.h).
+struct DeltaSpec {
+    int64_t key_heads = 0, value_heads = 0;  ///< the first divides the second
+    int64_t key_dim = 0, value_dim = 0;      ///< of a head
+    int64_t taps = 0;                        ///< of the convolution
+    int64_t keys() const { return key_heads * key_dim; }
+    int64_t values() const { return value_heads * value_dim; }
+    int64_t channels() const { return 2 * keys() + values(); }  ///< queries, keys and values
+    bool operator==(const DeltaSpec&) const = default;
+};
+
 /// What differs from one decoder layer of a model to the next.
 struct LayerSpec {
     int64_t window = 0;  ///< how many tokens a position sees, itself included; 0: all before it
@@ -121,6 +176,7 @@ struct LayerSpec {
     /// Its keys and values are of image features (VisionSpec::tiles), normed as its queries are, and what it adds is
     /// multiplied by gates. Tokens of a row without images pass it by.
     bool crosses = false;
+    bool delta = false;  ///< a gated delta net (ModelSpec::delta) takes the place of attention
     bool operator==(const LayerSpec&) const = default;
 };
 
@@ -156,6 +212,8 @@ struct ModelSpec {
     bool attention_sinks = false;       ///< a logit of each head takes part in the softmax and has no value
     bool qk_norm = false;               ///< RMSNorm on q and k before RoPE: of each head's head_dim values
     bool qk_norm_of_all_heads = false;  ///< or of all heads' values together
+    /// q_proj has head_dim more rows a head, next to the query's: attention's output is multiplied by their sigmoid.
+    bool attention_output_gate = false;
     NormPlacement norms = NormPlacement::before;
     double norm_offset = 0.0;  ///< norms multiply by their weight and this
     GateActivation gate_activation = GateActivation::silu;
@@ -167,8 +225,9 @@ struct ModelSpec {
     std::optional<double> score_scale;  ///< of attention's scores; nullopt: head_dim^-0.5
     double logits_divisor = 1.0;
     std::optional<ExpertsSpec> experts;  ///< of the layers that have them; nullopt: no layer has
+    std::optional<DeltaSpec> delta;      ///< of the layers that have it
     /// The matrices of a layer that are of no expert, in the order of its forward pass. Those of an MLP are of the
-    /// layers without experts.
+    /// layers without experts; those of attention, and of a gated delta net, of the layers that have it.
     std::vector<Projection> linears = {Projection::q,    Projection::k,  Projection::v,   Projection::o,
                                        Projection::gate, Projection::up, Projection::down};
     std::vector<LayerSpec> layers;  ///< num_layers of them
@@ -181,6 +240,10 @@ struct ModelSpec {
     int64_t embedding_rows() const { return vocab_size + extra_embeddings; }
     bool crosses(int64_t layer) const { return layers.at(static_cast<std::size_t>(layer)).crosses; }
     bool has_cross_layers() const;
+    bool has_delta(int64_t layer) const { return layers.at(static_cast<std::size_t>(layer)).delta; }
+    /// What attention, or what a layer has in its place, gives each token, and its output projection reads.
+    int64_t mixed_size(int64_t layer) const { return has_delta(layer) ? delta->values() : q_size(); }
+    int64_t widest_mixed() const { return std::max(q_size(), delta ? delta->values() : 0); }
     /// The path of a layer's matrix below model.layers.{i}: as path_of, of a layer that crosses "cross_attn.q_proj", …
     std::string module_of(const LinearId& id) const { return path_of(id, crosses(id.layer)); }
     /// Rows N of a projection's weight [N, K]; of experts_gate_up and experts_down those of each expert.

@@ -34,7 +34,7 @@ struct MatrixSlice {
 
 /// Whether a projection's products are cut by their inputs: a rank's outputs are then terms of a sum.
 constexpr bool is_cut_by_inputs(Projection p) {
-    return p == Projection::o || p == Projection::down;
+    return p == Projection::o || p == Projection::down || p == Projection::delta_out;
 }
 
 /// The model whose layers are a rank's slices of the model's: fewer heads, a part of the intermediate size; everything

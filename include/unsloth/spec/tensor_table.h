@@ -28,6 +28,10 @@ enum class TensorRole : uint8_t {
     sinks,               ///< [H], logits that take part in attention's softmax without a value
     attention_gate,      ///< [1], of a layer that crosses: what attention adds is multiplied by its tanh
     mlp_gate,            ///< [1], the same of the MLP
+    delta_conv,          ///< [C, 1, taps], of a gated delta net's convolution
+    delta_a_log,         ///< [H], the logarithm of the pace at which a value head forgets
+    delta_dt_bias,       ///< [H], added to what a token says of that
+    delta_norm,          ///< [v], of each value head's output
 };
 
 /// Vectors that are held and computed with in fp32.
@@ -37,7 +41,7 @@ constexpr bool is_vector(TensorRole role) {
 }
 constexpr bool is_norm(TensorRole role) {
     return is_vector(role) && role != TensorRole::router_bias && role != TensorRole::sinks &&
-           role != TensorRole::attention_gate && role != TensorRole::mlp_gate;
+           role != TensorRole::attention_gate && role != TensorRole::mlp_gate && role < TensorRole::delta_conv;
 }
 
 struct TensorRule {

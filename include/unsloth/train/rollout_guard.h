@@ -22,7 +22,7 @@ class RolloutGuard {
   private:
     struct Sign {
         int steps = 0;  ///< in a row, so far
-        bool told = false;
+        bool warned = false;
     };
     Sign truncated_, without_signal_, certain_, far_from_reference_, differs_;
 };

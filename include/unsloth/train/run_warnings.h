@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "unsloth/config/config.h"
+#include "unsloth/spec/lora_spec.h"
 #include "unsloth/spec/model_spec.h"
 
 namespace unsloth::train {
@@ -16,12 +17,15 @@ namespace unsloth::train {
 /// otherwise. The rate must be settled.
 std::optional<std::string> doubt_learning_rate(const config::Config& config, const spec::ModelSpec& spec);
 
+/// What to say where no gated delta net has an adapter, which most layers have in the place of attention; else nothing.
+std::optional<std::string> doubt_targets(const spec::LoraSpec& lora, const spec::ModelSpec& spec);
+
 /// What to say of a load-balancing loss that config.json asks of training and no option settles; else nothing.
 std::optional<std::string> describe_router_loss(const config::Config& config, const spec::ModelSpec& spec);
 
 /// Warnings about options that were given and have no effect on such a device, or with this many ranks that share the
 /// trained parameters.
-std::vector<std::string> options_without_effect(const config::Config& config, bool on_gpu, int sharers);
+std::vector<std::string> options_without_effect(const config::Config& config, bool on_gpu, int data_parallel_size);
 
 /// What to say about a warm-up that takes more than half of the run's steps, or is not over when the run ends; nothing
 /// otherwise. The rate must be settled.
@@ -50,7 +54,7 @@ class LossWatch {
   private:
     double least_ = std::numeric_limits<double>::infinity();
     int64_t least_step_ = 0;
-    bool told_ = false;
+    bool warned_ = false;
 };
 
 }  // namespace unsloth::train

@@ -26,10 +26,10 @@ struct EmbeddingAndHead {
 
     enum class HeadProduct : uint8_t { logits, dx };
     /// Dequantizes lm_head for a pass, where its GEMMs cannot read it as stored and `first` is the first of them that
-    /// reads values. `expanded_VD`: undefined where no GEMM needs it.
-    void expand_head(ops::Context& ctx, HeadProduct first, const at::Tensor& expanded_VD) const;
+    /// reads values. `dequantized_VD`: undefined where no GEMM needs it.
+    void expand_head(ops::Context& ctx, HeadProduct first, const at::Tensor& dequantized_VD) const;
     /// These rows of lm_head as its products read it.
-    Operand head(const at::Tensor& expanded_VD, const spec::Range& rows) const;
+    Operand head(const at::Tensor& dequantized_VD, const spec::Range& rows) const;
 };
 
 struct BaseRequest {
@@ -83,7 +83,7 @@ class BasePlan {
     /// Submits what each process has there for itself: what layers on the disk take.
     void submit_host(memory::Plan& host) const;
     /// Whether the plan has these layers dequantized once, and stored at these places.
-    bool lies_so(const std::vector<bool>& cached, const std::vector<spec::Place>& layers_at) const {
+    bool is_planned_as(const std::vector<bool>& cached, const std::vector<spec::Place>& layers_at) const {
         return cached == request_.cached && layers_at == asked_at_;
     }
     /// Whether passes can be recorded: the host takes part in reading from the disk.
@@ -91,19 +91,19 @@ class BasePlan {
     /// Whether lm_head is not stored as its GEMMs read it.
     bool expands_head() const;
     /// Whether the layers are held in the form that the checkpoint stores.
-    bool lies_in_checkpoint() const;
+    bool reads_checkpoint_in_place() const;
     /// Of the layers' weights: the most that one takes.
     int widest_bits() const;
     /// On a GPU: how many of the layers' quantised matrices each pass of the fewest tokens dequantizes to the compute
     /// type, because no GEMM reads them as stored.
-    int64_t expanded_linears() const;
+    int64_t dequantized_linears() const;
     /// The products that read 8-bit codes of their inputs.
     spec::CodedProducts coded() const { return request_.coded; }
     /// Those of them by lm_head: none in runs that train nothing, by one that is trained, or whose rows do not fill a
     /// product's operands.
     spec::CodedProducts head_coded() const;
     /// usage Error where mantissas are to be rounded of layers that are not stored dequantized, in the chosen plan.
-    void require_expanded() const;
+    void require_dequantized() const;
     /// "nf4 (double quantised)", "bf16", … as the run will hold the linears.
     std::string description() const;
     /// How a layer's linears are held: "nf4", "int8", "bf16", "fp8", …; several with "+" between, and fp8 for dx alone;
@@ -126,7 +126,7 @@ class BasePlan {
     spec::MatrixSlice part_of(const formats::TensorSource& source) const;
     bool is_cut(const formats::TensorSource& source) const;
     bool nested(const formats::TensorSource& source) const;
-    bool as_it_lies(const formats::TensorSource& source) const;
+    bool held_as_stored(const formats::TensorSource& source) const;
     bool read_in_place(const formats::TensorSource& source) const;
     bool in_mxfp4(const formats::TensorSource& source) const;
     int64_t block_of(const formats::TensorSource& source) const;
@@ -139,11 +139,11 @@ class BasePlan {
     }
     bool has(int64_t layer) const { return layout_.stage.has(layer); }
     bool reads_embedding_as_head() const { return file_->spec.tie_word_embeddings && !request_.unties_head; }
-    bool lies_ready(int64_t layer) const { return ready_.at(static_cast<std::size_t>(layer)); }
+    bool is_ready(int64_t layer) const { return ready_.at(static_cast<std::size_t>(layer)); }
     bool becomes_ready(int64_t layer) const;
     bool tiles_serve() const;
     bool margins_stay() const;
-    bool lies_in_tiles(const formats::TensorSource& source) const;
+    bool held_in_tiles(const formats::TensorSource& source) const;
     at::ScalarType matrix_type(const formats::TensorSource& source) const;
     bool has_bias(Group g) const;
     void require_coded() const;

@@ -65,7 +65,7 @@ class LayerPrefetcher {
     std::unique_ptr<ops::CopyStream> copies_;
     std::vector<std::optional<StreamedImage>> layers_;
     std::vector<int> pass_;        ///< its streamed layers
-    std::vector<bool> under_way_;  ///< by slot: a copy that nothing has waited for
+    std::vector<bool> in_flight_;  ///< by slot: a copy that nothing has waited for
     State state_;
     std::unique_ptr<DiskStream> disk_;
 };

@@ -26,10 +26,24 @@
 namespace unsloth::weights {
 
 /// cross_q and cross_kv are what a layer that crosses has in the place of qkv: its queries read tokens, its keys and
-/// values image features.
-enum class Group : uint8_t { qkv, o, gate_up, down, cross_q, cross_kv, experts_gate_up, experts_down };
-inline constexpr std::array<const char*, 8> group_names = {"qkv",     "o",        "gate_up",         "down",
-                                                           "cross_q", "cross_kv", "experts_gate_up", "experts_down"};
+/// values image features. delta_in and delta_out are a gated delta net's, in the place of qkv and o.
+enum class Group : uint8_t {
+    qkv,
+    o,
+    gate_up,
+    down,
+    cross_q,
+    cross_kv,
+    delta_in,
+    delta_out,
+    experts_gate_up,
+    experts_down
+};
+inline constexpr std::array<const char*, 10> group_names = {
+    "qkv", "o", "gate_up", "down", "cross_q", "cross_kv", "delta_in", "delta_out", "experts_gate_up", "experts_down"};
+constexpr bool is_of_delta(Group g) {
+    return g == Group::delta_in || g == Group::delta_out;
+}
 constexpr bool is_of_crossing(Group g) {
     return g == Group::cross_q || g == Group::cross_kv;
 }
@@ -87,6 +101,7 @@ struct LayerLayout {
     spec::Stage stage;                ///< which layers there are
     std::vector<bool> has_experts;    ///< by layer: whether its MLP is of experts; empty: no layer's is
     std::vector<bool> crosses;        ///< by layer: LayerSpec::crosses; empty: none does
+    std::vector<bool> deltas;         ///< by layer: LayerSpec::delta; empty: none has one
     /// CheckError where the model has no such group.
     const MatrixGroup& operator[](Group g) const;
     /// Those that some layer has.
@@ -98,13 +113,22 @@ struct LayerLayout {
     /// Those of a layer.
     auto groups_of(int64_t layer) const {
         const bool experts = !has_experts.empty() && has_experts.at(static_cast<std::size_t>(layer)),
-                   crosses = this->has_crossing(layer);
-        return groups | std::views::transform(&MatrixGroup::group) | std::views::filter([experts, crosses](Group g) {
+                   crosses = this->has_crossing(layer), delta = this->has_delta(layer);
+        return groups | std::views::transform(&MatrixGroup::group) |
+               std::views::filter([experts, crosses, delta](Group g) {
+                   if (is_of_delta(g)) return delta;
+                   if (delta && (g == Group::qkv || g == Group::o)) return false;
                    if (g == Group::qkv || is_of_crossing(g)) return crosses == is_of_crossing(g);
                    return experts ? g != Group::gate_up && g != Group::down : !is_of_experts(g);
                });
     }
     bool has_crossing(int64_t layer) const { return !crosses.empty() && crosses.at(static_cast<std::size_t>(layer)); }
+    bool has_delta(int64_t layer) const { return !deltas.empty() && deltas.at(static_cast<std::size_t>(layer)); }
+    /// The group that a layer's residual stream goes into first, and the one that comes back from its mixer.
+    Group in_of(int64_t layer) const {
+        return has_delta(layer) ? Group::delta_in : has_crossing(layer) ? Group::cross_q : Group::qkv;
+    }
+    Group out_of(int64_t layer) const { return has_delta(layer) ? Group::delta_out : Group::o; }
     /// The group of a layer's matrix.
     Group group_of(const spec::LinearId& id) const;
     bool has(Group g) const { return std::ranges::find(groups, g, &MatrixGroup::group) != groups.end(); }
@@ -128,7 +152,7 @@ constexpr spec::Projection adapted_of(Group g) {
 /// Whether a group's products are cut by their inputs (Megatron's row parallel): what a rank's product gives are terms
 /// of a sum over the ranks. For the other groups, the gradient of their input is such a sum.
 constexpr bool is_cut_by_inputs(Group g) {
-    return g == Group::o || g == Group::down || g == Group::experts_down;
+    return g == Group::o || g == Group::down || g == Group::delta_out || g == Group::experts_down;
 }
 
 }  // namespace unsloth::weights

@@ -1,4 +1,5 @@
-// The weights of a tower over images, which are frozen, and its adapters: whole, in the compute type, on every rank.
+// The weights of a tower over images, which are frozen, and its adapters: whole, on every rank. Linears that the folder
+// has in 4 bit stay so, all else is in the compute type.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -7,6 +8,7 @@
 
 #include "unsloth/formats/load_plan.h"
 #include "unsloth/memory/plan.h"
+#include "unsloth/ops/quant.h"
 #include "unsloth/spec/vision_spec.h"
 #include "unsloth/weights/parameters.h"
 
@@ -24,10 +26,20 @@ struct VisionAdapter {
     at::Tensor a_RK, b_NR;
     int64_t chosen = 0;  ///< of the projector, whose columns have another order here: layers of ProjectorColumns
 };
+/// Rows of a linear that stay in 4 bit, and where they are in VisionLinear::weight_NK.
+struct VisionPart {
+    ops::Quant4Tensor weight;
+    at::Tensor out_NK;
+};
 struct VisionLinear {
-    at::Tensor weight_NK, bias_N;
+    at::Tensor weight_NK;  ///< in 4 bit: memory that all such linears share
+    at::Tensor bias_N;
+    std::vector<VisionPart> parts = {};        ///< empty: weight_NK has the values
     std::vector<VisionAdapter> adapters = {};  ///< empty: frozen
     float gate = 1;                            ///< tanh, which is multiplied into weight and bias
+
+    /// The weight's values, until another linear is asked for its own. Work of ctx's stream.
+    const at::Tensor& values(ops::Context& ctx) const;
 };
 struct VisionBlock {
     VisionNorm norm1;
@@ -59,10 +71,13 @@ struct VisionWeights {
     at::Tensor inv_freq_p, axis_p;  ///< fp32 and int32 [d / 2]: of the rotation by row and column
 
     /// Submits its buffers, for the whole run.
-    static void plan(const spec::VisionSpec& spec, at::ScalarType dtype, memory::Plan& resident);
-    /// Reads them from the folder's tensors (ModelTensors::vision). Quantised ones are dequantized here.
-    static VisionWeights load(const spec::VisionSpec& spec, at::ScalarType dtype,
-                              const std::vector<formats::TensorSource>& sources, const memory::Arena& arena);
+    /// `sources`: the folder's tensors (ModelTensors::vision), of which no values are read; empty: none is quantised.
+    using Sources = std::vector<formats::TensorSource>;
+    static void plan(const spec::VisionSpec& spec, at::ScalarType dtype, const Sources& sources,
+                     memory::Plan& resident);
+    /// Reads them. Of quantised ones 8-bit linears, and mllama's projector, are dequantized here.
+    static VisionWeights load(const spec::VisionSpec& spec, at::ScalarType dtype, const Sources& sources,
+                              const memory::Arena& arena);
 
     /// Submits the adapters' copies, for the whole run.
     static void plan_adapters(const std::vector<spec::TowerLora>& lora, at::ScalarType dtype, memory::Plan& resident);

@@ -80,7 +80,7 @@ class WeightProvider {
     };
     Held held() const;
     void assume_held(const Held& held);
-    void forget() { assume_expanded(-1); }
+    void forget() { assume_dequantized(-1); }
 
   private:
     /// A layer of which some group takes the slot.
@@ -100,10 +100,11 @@ class WeightProvider {
     void keep_margins(ops::Context& ctx, const Adapters& adapters, at::ScalarType dtype, const memory::Arena& arena);
     const LayerWeights& lay_out(ops::Context& ctx, int layer, std::optional<int64_t> tokens, bool adapted = true);
     void choose_fold(int layer, bool adapted);
-    void expand_in_turn(ops::Context& ctx, const std::function<void(int layer, const LayerWeights& weights)>& visit);
+    void dequantize_in_turn(ops::Context& ctx,
+                            const std::function<void(int layer, const LayerWeights& weights)>& visit);
     void expand_into_slot(ops::Context& ctx, int layer);
     bool reads_tiles(const Paged& paged) const;
-    void assume_expanded(int layer);
+    void assume_dequantized(int layer);
     void copy_masters(ops::Context& ctx, int layer);
     void fill_ready_margins(ops::Context& ctx);
     void copy_biases(ops::Context& ctx, int layer);
@@ -113,7 +114,7 @@ class WeightProvider {
     std::vector<LayerWeights> weights_;
     std::vector<std::optional<Paged>> paged_;  ///< one a layer; nullopt: all of it is ready
     ByGroup<Operand> slot_;                    ///< of the groups that some layer expands
-    ByGroup<int> expanded_;                    ///< layer whose base the slot holds, by group
+    ByGroup<int> dequantized_;                 ///< layer whose base the slot holds, by group
     int held_ = -1;                            ///< layer whose margins the slot holds
     uint64_t held_version_ = 0;                ///< of the adapters there
     uint64_t ready_version_ = 0;               ///< of masters and adapters in the ready weights

@@ -27,7 +27,7 @@ void check_machines(const LaunchRequest& launch, const ParseRecord& record) {
     if (launch.max_restarts > 0)
         throw Error("option.unsupported",
                     cat("--max_restarts ", launch.max_restarts, " with --nnodes ", launch.nnodes,
-                        ": the machines would not agree on when to start anew"),
+                        ": the machines would not agree on when to restart"),
                     "torchrun --no-python has a meeting place for that; or start all machines again by hand.");
 }
 

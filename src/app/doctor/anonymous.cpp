@@ -39,10 +39,10 @@ std::size_t end_of_path(const std::string& text, std::size_t at) {
 void replace_paths(std::string& text, const std::string& folder) {
     if (folder.size() < 2) return;  // "/" names no user
     for (std::size_t at = 0; (at = text.find(folder, at)) != std::string::npos; ++at) {
-        const std::size_t behind = at + folder.size();
-        if (!is_word(text, at, behind)) continue;
-        const std::size_t end = end_of_path(text, behind);
-        text.replace(at, end - at, end > behind + 1 ? "~/…" : "~");
+        const std::size_t after = at + folder.size();
+        if (!is_word(text, at, after)) continue;
+        const std::size_t end = end_of_path(text, after);
+        text.replace(at, end - at, end > after + 1 ? "~/…" : "~");
     }
 }
 
@@ -75,11 +75,11 @@ void replace_tokens(std::string& text) {
 
 /// Accounts of people, and owners of home folders, whom a network's directory may know alone.
 std::vector<std::string> names_of_others() {
-    constexpr uid_t first_person = 1000, nobody = 65534;
+    constexpr uid_t first_person = 1000, uid_nobody = 65534;
     std::vector<std::string> names;
     ::setpwent();
     while (const passwd* const entry = ::getpwent())
-        if (entry->pw_uid >= first_person && entry->pw_uid != nobody) names.emplace_back(entry->pw_name);
+        if (entry->pw_uid >= first_person && entry->pw_uid != uid_nobody) names.emplace_back(entry->pw_name);
     ::endpwent();
     std::error_code failed;
     for (const char* homes : folders_of_homes)

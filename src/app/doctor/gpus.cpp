@@ -35,7 +35,7 @@ std::vector<Finding> without_nvml(const NvmlReport& report, const config::Config
 
 Finding driver(const NvmlReport& report) {
     Finding finding{Verdict::ok, "driver",
-                    cat(report.driver, ", serves CUDA ", report.cuda == 0 ? "?" : cuda_text(report.cuda), " (",
+                    cat(report.driver, ", supports CUDA ", report.cuda == 0 ? "?" : cuda_text(report.cuda), " (",
                         report.library, ")"),
                     ""};
     if (report.cuda != 0 && report.cuda < needed_cuda) {

@@ -52,11 +52,11 @@ std::vector<Finding> judge_device(const engine_api::DeviceReport& report, const 
     }
     std::vector<Finding> findings{kernels};
     if (!report.pinned_problem.empty())
-        findings.push_back({Verdict::warn, "page-locked memory", report.pinned_problem,
+        findings.push_back({Verdict::warn, "pinned memory", report.pinned_problem,
                             "Checkpoints and offloading need it: give the container more memory (docker --memory, "
                             "--ulimit memlock=-1)."});
     else if (report.pinned_bytes > 0)
-        findings.push_back({Verdict::ok, "page-locked memory",
+        findings.push_back({Verdict::ok, "pinned memory",
                             cat(human_size(report.pinned_bytes), " granted; to the GPU ",
                                 three_digits(report.to_device), " GB/s, back ", three_digits(report.to_host), " GB/s"),
                             ""});

@@ -79,7 +79,7 @@ Finding cpus() {
     if (usable_cpus() < 2) {
         finding.verdict = Verdict::warn;
         finding.advice =
-            "One CPU prepares data, launches kernels and serves the ranks' store: GPUs will wait for it. Give the "
+            "One CPU prepares data, launches kernels and runs the ranks' store: GPUs will wait for it. Give the "
             "container more.";
     }
     return finding;

@@ -70,7 +70,7 @@ std::string summary(const std::vector<RankEnd>& ends, int forwarded_signal) {
             text += "was stuck, and the launcher killed it";
         else
             text += cat(end.signal != 0 ? "was ended by " : "failed with ", words(end));
-        if (end.signal == SIGKILL && !end.stuck) text += ", often the kernel's for want of memory (dmesg)";
+        if (end.signal == SIGKILL && !end.stuck) text += ", often sent by the kernel when memory runs out (dmesg)";
     } else if (forwarded_signal != 0) {
         text = cat("stopped by signal ", forwarded_signal, " (", ::strsignal(forwarded_signal), ")");
     } else {

@@ -84,8 +84,8 @@ void Supervisor::add(int number, RunningProcess process, const std::string& pref
 }
 
 void Supervisor::listen(Descriptor ranks) {
-    told_ = std::move(ranks);
-    ::fcntl(told_.get(), F_SETFL, ::fcntl(told_.get(), F_GETFL) | O_NONBLOCK);
+    reports_ = std::move(ranks);
+    ::fcntl(reports_.get(), F_SETFL, ::fcntl(reports_.get(), F_GETFL) | O_NONBLOCK);
     heard_.clear();
     stepping_ = false;
 }
@@ -141,14 +141,14 @@ void Supervisor::say(const std::string& text) {
 
 void Supervisor::wait_for_events(Clock::time_point until) {
     std::vector<pollfd> waits{{inbox_.fd(), POLLIN, 0}};
-    if (told_.open()) waits.push_back({told_.get(), POLLIN, 0});
+    if (reports_.open()) waits.push_back({reports_.get(), POLLIN, 0});
     for (Outlet* outlet : {&out_, &err_})
         if (outlet->waiting()) waits.push_back({outlet->fd(), POLLOUT, 0});
     for (const Rank& rank : ranks_)
         for (const Stream& stream : rank.streams)
             if (stream.from.open() && !stream.to->full()) waits.push_back({stream.from.get(), POLLIN, 0});
     if (::poll(waits.data(), waits.size(), milliseconds_to(until)) <= 0) return;
-    read_told();
+    read_reports();
     out_.write_some();
     err_.write_some();
     for (Rank& rank : ranks_)
@@ -158,11 +158,11 @@ void Supervisor::wait_for_events(Clock::time_point until) {
     err_.write_some();
 }
 
-void Supervisor::read_told() {
-    if (!told_.open()) return;
+void Supervisor::read_reports() {
+    if (!reports_.open()) return;
     char bytes[4096];
-    const ssize_t got = ::read(told_.get(), bytes, sizeof bytes);
-    if (got == 0) told_.close();
+    const ssize_t got = ::read(reports_.get(), bytes, sizeof bytes);
+    if (got == 0) reports_.close();
     if (got <= 0) return;
     heard_.append(bytes, static_cast<std::size_t>(got));
     for (std::size_t end; (end = heard_.find('\n')) != std::string::npos; heard_.erase(0, end + 1))
@@ -187,7 +187,7 @@ void Supervisor::end_lost(int number) {
     for (Rank& rank : ranks_) {
         if (rank.number != number || rank.state != Rank::State::running || rank.lost) continue;
         rank.lost = true;
-        say(cat("rank ", number, " (pid ", rank.pid, ") gives no sign of life, as the other ranks say; it is killed"));
+        say(cat("rank ", number, " (pid ", rank.pid, ") sends no heartbeat, as the other ranks report; it is killed"));
         ::kill(-rank.pid, SIGKILL);
     }
 }

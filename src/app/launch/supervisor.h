@@ -95,7 +95,7 @@ class Supervisor {
 
     void wait_for_events(Clock::time_point until);
     void read_stream(Rank& rank, Stream& stream);
-    void read_told();
+    void read_reports();
     void hear(const std::string& line);
     void end_lost(int number);
     void handle_signals();
@@ -116,7 +116,7 @@ class Supervisor {
     SignalInbox& inbox_;
     Outlet &out_, &err_;
     std::deque<Rank> ranks_;
-    Descriptor told_;
+    Descriptor reports_;
     std::string heard_;     ///< of a line that is not whole yet
     bool stepping_ = true;  ///< a rank has done a step, as far as is known
     std::vector<RankEnd> ends_;

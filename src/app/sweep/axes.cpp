@@ -54,7 +54,7 @@ std::string objection_to(const Option& option) {
     if (option.section == "preference" || option.section == "distill" || option.section == "grpo")
         return "it changes the loss itself";
     if (option.section == "training") return "a sweep's trials take the same steps, and report the same loss";
-    return "it changes nothing that is learnt";
+    return "it does not change training";
 }
 
 /// As an option reads them: of lists without the brackets that kept their commas together.

@@ -13,7 +13,8 @@ namespace {
 std::vector<std::string> projection_list() {
     std::vector<std::string> names;
     for (int i = 0; i < spec::projection_count; ++i)
-        if (const auto p = static_cast<spec::Projection>(i); !spec::is_of_experts(p)) names.emplace_back(name_of(p));
+        if (const auto p = static_cast<spec::Projection>(i); !spec::is_of_experts(p) && !spec::has_no_adapter(p))
+            names.emplace_back(name_of(p));
     return names;
 }
 /// Of a model with qkv_proj or gate_up_proj that is all projections, too (spec::for_model).

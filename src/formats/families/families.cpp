@@ -10,7 +10,7 @@ namespace {
 constexpr std::array families = {&llama_family,   &mistral_family,   &ministral3_family, &qwen2_family,
                                  &qwen3_family,   &qwen3_moe_family, &qwen2_5_vl_family, &qwen3_vl_family,
                                  &gpt_oss_family, &granite_family,   &smollm3_family,    &phi3_family,
-                                 &gemma3_family,  &olmo3_family,     &mllama_family};
+                                 &gemma3_family,  &olmo3_family,     &mllama_family,     &qwen3_5_family};
 
 constexpr std::array wholes = {
     Whole{"gemma3", "Gemma3ForConditionalGeneration", "gemma3_text", true},
@@ -19,6 +19,7 @@ constexpr std::array wholes = {
           read_qwen2_5_vision},
     Whole{"qwen3_vl", "Qwen3VLForConditionalGeneration", "qwen3_vl_text", false, spec::PartNames::within, false,
           read_qwen3_vision},
+    Whole{"qwen3_5", "Qwen3_5ForConditionalGeneration", "qwen3_5_text", false, spec::PartNames::within},
     Whole{"mllama", "MllamaForConditionalGeneration", "mllama_text_model", false, spec::PartNames::before, false,
           read_mllama_vision},
 };

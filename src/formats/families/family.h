@@ -72,6 +72,7 @@ struct Family {
         false;  ///< "su" and "yarn" mean longrope, and the original length is next to the object
     enum class Axes : uint8_t { none, sections, interleaved };
     Axes axes = Axes::none;            ///< M-RoPE: how mrope_section is read
+    bool axes_required = true;         ///< without them config.json is no such model's; text has one position for all
     bool ropes_by_layer_type = false;  ///< one for layers of full attention, one for those with a window
     const FamilyKeys* keys = nullptr;  ///< nullptr: it has none
     /// An object: values of keys that config.json may omit, if they differ from those that all families share.
@@ -93,7 +94,7 @@ const Whole* find_whole(std::string_view model_type);
 
 extern const Family llama_family, mistral_family, ministral3_family, qwen2_family, qwen3_family, qwen3_moe_family,
     qwen2_5_vl_family, qwen3_vl_family, gpt_oss_family, granite_family, smollm3_family, phi3_family, gemma3_family,
-    olmo3_family, mllama_family;
+    olmo3_family, mllama_family, qwen3_5_family;
 
 void read_qwen2_5_vision(const JsonReader& config, spec::ModelSpec& spec);
 void read_qwen3_vision(const JsonReader& config, spec::ModelSpec& spec);

@@ -130,6 +130,11 @@ void check_expressible(const spec::ModelSpec& spec) {
                     cat("llama.cpp's '", architecture.name, "' has no ", what, ", which this model has"));
     };
     const spec::RopeSpec& rope = spec.ropes.front();
+    if (spec.delta)
+        throw Error(
+            "export.unsupported",
+            cat("this program writes no GGUF of a model whose layers have gated delta nets (", spec.model_type, ")"),
+            "Write safetensors (unsloth-train merge), and convert them with llama.cpp's convert_hf_to_gguf.py.");
     if (rope.by_axes() || spec.has_cross_layers())
         throw Error(
             "export.unsupported",

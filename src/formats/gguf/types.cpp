@@ -9,8 +9,8 @@ namespace unsloth::formats {
 namespace {
 
 constexpr std::array<const char*, spec::projection_count> projection_stems = {
-    "attn_q",   "attn_k",   "attn_v", "attn_output", "ffn_gate",     "ffn_up",
-    "ffn_down", "attn_qkv", "ffn_up", "ffn_up_exps", "ffn_down_exps"};
+    "attn_q", "attn_k",      "attn_v",        "attn_output", "ffn_gate",  "ffn_up",   "ffn_down",  "attn_qkv",
+    "ffn_up", "ffn_up_exps", "ffn_down_exps", "attn_qkv",    "attn_gate", "ssm_beta", "ssm_alpha", "ssm_out"};
 
 /// llama.cpp spends more bits on the first and last eighth of the layers, and on every third between.
 bool deserves_more_bits(int64_t layer, int64_t layers) {
@@ -94,6 +94,10 @@ std::string gguf_tensor_name(const spec::TensorRule& rule) {
             return in_layer("attn_sinks", ".weight");
         case spec::TensorRole::attention_gate:
         case spec::TensorRole::mlp_gate:
+        case spec::TensorRole::delta_conv:
+        case spec::TensorRole::delta_a_log:
+        case spec::TensorRole::delta_dt_bias:
+        case spec::TensorRole::delta_norm:
             break;  // of models that check_expressible refuses
         case spec::TensorRole::linear:
             return in_layer(projection_stems[static_cast<std::size_t>(rule.id.projection)], ".weight");

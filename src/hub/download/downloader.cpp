@@ -141,7 +141,7 @@ class Workers {
         lock.unlock();
         threads.clear();
         stop_if_interrupted(cat("stopped; what was downloaded of ", job_.repository.id,
-                                " is kept, and the next call goes on from there"));
+                                " is kept, and the next call continues from there"));
         if (failure_) std::rethrow_exception(failure_);
     }
 

@@ -32,12 +32,12 @@ Reply Conversation::persist(const std::string& what, const std::function<Reply()
     while (true) {
         Reply reply = request();
         heard_ = heard_ || reply.connected;
-        stop_if_interrupted("stopped; the upload is not complete, and the next one goes on from there");
+        stop_if_interrupted("stopped; the upload is not complete, and the next one continues from there");
         if (reply.ok() || !is_passing(reply)) return reply;
         // Who is not there at all need not be asked five times.
         if (!heard_) throw Unreachable(cat(access_.endpoint, " cannot be reached: ", reply.failure));
         if (patience.wait(reply, what, is_stopped)) continue;
-        stop_if_interrupted("stopped; the upload is not complete, and the next one goes on from there");
+        stop_if_interrupted("stopped; the upload is not complete, and the next one continues from there");
         throw Unreachable(cat(what, " failed again and again, at last with ",
                               reply.failure.empty() ? words_of(reply, access_) : reply.failure));
     }

@@ -88,7 +88,7 @@ Value map(const Bound& a) {
     const std::string name = to_string(given.positional[1]);
     const Native* const filter = find_filter(name);
     if (!filter) fail(cat("the filter '", name, "' is not supported in chat templates"));
-    for (const Value& item : iterate(a[0])) out.push_back(call(a.rendering, *filter, a.rest_behind(item, 2)));
+    for (const Value& item : iterate(a[0])) out.push_back(call(a.rendering, *filter, a.rest_after(item, 2)));
     return Value::generator(std::move(out));
 }
 
@@ -106,7 +106,7 @@ Value select(const Bound& a) {
     for (const Value& item : iterate(a[0])) {
         charge(1);
         const Value tested = by_attribute ? at_path(item, given[1]) : item;
-        const bool passes = truthy(test ? call(a.rendering, *test, a.rest_behind(tested, test_at + 1)) : tested);
+        const bool passes = truthy(test ? call(a.rendering, *test, a.rest_after(tested, test_at + 1)) : tested);
         if (passes == wanted) out.push_back(item);
     }
     return Value::generator(std::move(out));

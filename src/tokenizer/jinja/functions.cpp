@@ -34,7 +34,7 @@ const std::string& Bound::string(std::size_t i) const {
     return value.string();
 }
 
-Arguments Bound::rest_behind(const Value& value, std::size_t first) const {
+Arguments Bound::rest_after(const Value& value, std::size_t first) const {
     Arguments out{{value}, arguments.named};
     for (std::size_t i = first; i < arguments.positional.size(); ++i) out.positional.push_back(arguments.positional[i]);
     return out;

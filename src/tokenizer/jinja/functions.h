@@ -52,7 +52,7 @@ class Bound {
     /// A string; Failure for another type.
     const std::string& string(std::size_t i) const;
     /// Those from `first` on by position, and the named ones, after `value`.
-    Arguments rest_behind(const Value& value, std::size_t first) const;
+    Arguments rest_after(const Value& value, std::size_t first) const;
 
   private:
     std::string_view function_;

@@ -56,11 +56,11 @@ class Lexer {
         at_ = position;
     }
     void advance(std::size_t bytes) { advance_to(at_ + bytes); }
-    std::size_t behind_space(std::size_t position) const {
+    std::size_t after_space(std::size_t position) const {
         const std::string_view left = std::string_view(source_).substr(position);
         return source_.size() - text::strip(left, text::Side::left).size();
     }
-    void skip_space() { advance_to(behind_space(at_)); }
+    void skip_space() { advance_to(after_space(at_)); }
 
     void add(Kind kind, std::string value) { tokens_.push_back({kind, line_, std::move(value), {}, column_}); }
 
@@ -73,12 +73,12 @@ class Lexer {
             return advance_to(source_.size());
         }
         const char type = at(tag + 1), sign = sign_at(tag + 2);
-        const std::size_t behind = tag + (sign == '\0' ? 2 : 3);
+        const std::size_t after = tag + (sign == '\0' ? 2 : 3);
         add_data(std::string_view(source_).substr(at_, tag - at_), sign, type == '{');
         advance_to(tag);
-        if (type == '#') return comment(behind);
+        if (type == '#') return comment(after);
         add(type == '{' ? Kind::variable_begin : Kind::block_begin, type == '{' ? "{{" : "{%");
-        advance_to(behind);
+        advance_to(after);
         inside(type == '{');
     }
 
@@ -95,18 +95,18 @@ class Lexer {
     }
 
     /// The position after "%}", "-%}" and "+%}" (or "#}") at `position` and after what they strip; 0 without one.
-    std::size_t behind_end(std::size_t position, char type) const {
+    std::size_t after_end(std::size_t position, char type) const {
         const char sign = sign_at(position);
         const std::size_t end = position + (sign == '\0' ? 0 : 1);
         if (at(end) != type || at(end + 1) != '}') return 0;
-        if (sign == '-') return behind_space(end + 2);
+        if (sign == '-') return after_space(end + 2);
         return end + 2 + (at(end + 2) == '\n' && sign != '+' ? 1 : 0);  // trim_blocks
     }
 
     void comment(std::size_t position) {
         if (position == source_.size()) return advance_to(position);  // Jinja does not mind an empty one
         for (; position < source_.size(); ++position) {
-            if (const std::size_t behind = behind_end(position, '#')) return advance_to(behind);
+            if (const std::size_t after = after_end(position, '#')) return advance_to(after);
         }
         throw Failure("missing end of comment tag", line_);
     }
@@ -116,7 +116,7 @@ class Lexer {
         for (;;) {
             if (at_ >= source_.size()) return;  // the parser says what is missing
             if (open.empty() && end_of_tag(variable)) return;
-            if (const std::size_t next = behind_space(at_); next != at_) {
+            if (const std::size_t next = after_space(at_); next != at_) {
                 advance_to(next);
             } else if (!number() && !name() && !string()) {
                 operation(open);
@@ -133,10 +133,10 @@ class Lexer {
             if (minus) skip_space();
             return true;
         }
-        const std::size_t behind = behind_end(at_, '%');
-        if (behind == 0) return false;
+        const std::size_t after = after_end(at_, '%');
+        if (after == 0) return false;
         add(Kind::block_end, "%}");
-        advance_to(behind);
+        advance_to(after);
         return true;
     }
 
@@ -152,11 +152,11 @@ class Lexer {
             value = 10 * value + (source_[end] - '0');
         }
         const bool subscript = at_ > 0 && source_[at_ - 1] == '.';  // list.0
-        const char behind = end < source_.size() ? source_[end] : '\0';
-        const bool fraction = behind == '.' && end + 1 < source_.size() && decimal(source_[end + 1]);
+        const char next = end < source_.size() ? source_[end] : '\0';
+        const bool fraction = next == '.' && end + 1 < source_.size() && decimal(source_[end + 1]);
         const bool continues =
-            behind == '_' || std::string_view("xobe").find(static_cast<char>(behind | 0x20)) != std::string_view::npos;
-        if ((fraction && !subscript) || (behind != '\0' && continues))
+            next == '_' || std::string_view("xobe").find(static_cast<char>(next | 0x20)) != std::string_view::npos;
+        if ((fraction && !subscript) || (next != '\0' && continues))
             throw Failure("numbers other than whole decimal ones are not supported in chat templates", line_);
         add(Kind::integer, "");
         tokens_.back().number = value;

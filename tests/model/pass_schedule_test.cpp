@@ -1,5 +1,5 @@
 // The order in which micro-batches pass through the network.
-#include "unsloth/model/itinerary.h"
+#include "unsloth/model/pass_schedule.h"
 
 #include <gtest/gtest.h>
 
@@ -12,32 +12,32 @@ namespace {
 using Part = Action::Part;
 using enum Direction;
 
-TEST(Itinerary, OneMicroBatchGoesUpAndDown) {
-    const Itinerary expected{{Part::inputs, forward, 0, -1}, {Part::embedding, forward, 0, -1},
-                             {Part::layer, forward, 0, 0},   {Part::layer, forward, 0, 1},
-                             {Part::layer, forward, 0, 2},   {Part::head, forward, 0, -1},
-                             {Part::layer, backward, 0, 2},  {Part::layer, backward, 0, 1},
-                             {Part::layer, backward, 0, 0},  {Part::embedding, backward, 0, -1}};
-    EXPECT_EQ(training_itinerary({.layers = 3, .embedding_backward = true}), expected);
-    EXPECT_EQ(forward_itinerary(3), Itinerary(expected.begin() + 1, expected.begin() + 5));
+TEST(PassSchedule, OneMicroBatchGoesUpAndDown) {
+    const PassSchedule expected{{Part::inputs, forward, 0, -1}, {Part::embedding, forward, 0, -1},
+                                {Part::layer, forward, 0, 0},   {Part::layer, forward, 0, 1},
+                                {Part::layer, forward, 0, 2},   {Part::head, forward, 0, -1},
+                                {Part::layer, backward, 0, 2},  {Part::layer, backward, 0, 1},
+                                {Part::layer, backward, 0, 0},  {Part::embedding, backward, 0, -1}};
+    EXPECT_EQ(training_schedule({.layers = 3, .embedding_backward = true}), expected);
+    EXPECT_EQ(forward_schedule(3), PassSchedule(expected.begin() + 1, expected.begin() + 5));
 }
 
-TEST(Itinerary, EndsAtTheLowestLayerThatTrains) {
-    const Itinerary actions = training_itinerary({.layers = 5, .lowest_layer = 3});
+TEST(PassSchedule, EndsAtTheLowestLayerThatTrains) {
+    const PassSchedule actions = training_schedule({.layers = 5, .lowest_layer = 3});
     EXPECT_EQ(actions.back(), (Action{Part::layer, backward, 0, 3}));
     EXPECT_EQ(std::count_if(actions.begin(), actions.end(), [](const Action& a) { return a.direction == backward; }),
               2);
 }
 
-TEST(Itinerary, SeveralInFlightMeetEachPartOneAfterTheOther) {
+TEST(PassSchedule, SeveralInFlightMeetEachPartOneAfterTheOther) {
     const TrainingRoute route{.layers = 4, .micro_batches = 3, .lowest_layer = 1, .embedding_backward = false};
-    const Itinerary actions = training_itinerary(route);
+    const PassSchedule actions = training_schedule(route);
     // Of one micro-batch they are what it does alone, and each part is left only when all have been there.
     for (int micro = 0; micro < 3; ++micro) {
-        Itinerary own;
+        PassSchedule own;
         for (Action action : actions)
             if (action.micro == micro) action.micro = 0, own.push_back(action);
-        EXPECT_EQ(own, training_itinerary({.layers = 4, .lowest_layer = 1}));
+        EXPECT_EQ(own, training_schedule({.layers = 4, .lowest_layer = 1}));
     }
     ASSERT_EQ(actions.size() % 3, 0U);
     for (std::size_t i = 0; i < actions.size(); ++i) {
@@ -49,8 +49,8 @@ TEST(Itinerary, SeveralInFlightMeetEachPartOneAfterTheOther) {
 }
 
 /// A head that is the embeddings, too, reads its own piece last: that is the one whose slot others take.
-TEST(Itinerary, ActionsNameThePiecesOfParameters) {
-    const Itinerary actions = training_itinerary({.layers = 2, .embedding_backward = true});
+TEST(PassSchedule, ActionsNameThePiecesOfParameters) {
+    const PassSchedule actions = training_schedule({.layers = 2, .embedding_backward = true});
     for (const bool tied : {false, true}) {
         const Units units{2, tied};
         std::vector<int> read, trained;
@@ -63,8 +63,8 @@ TEST(Itinerary, ActionsNameThePiecesOfParameters) {
     }
 }
 
-TEST(Itinerary, StretchesAreOfOnePartAndDirection) {
-    const Itinerary actions = training_itinerary({.layers = 4, .micro_batches = 2, .embedding_backward = true});
+TEST(PassSchedule, StretchesAreOfOnePartAndDirection) {
+    const PassSchedule actions = training_schedule({.layers = 4, .micro_batches = 2, .embedding_backward = true});
     std::vector<std::size_t> lengths;
     for (std::size_t first = 0; first < actions.size(); first = stretch_end(actions, first))
         lengths.push_back(stretch_end(actions, first) - first);

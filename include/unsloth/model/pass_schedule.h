@@ -22,11 +22,11 @@ struct Action {
     int layer = -1;  ///< of a layer; of receive and send the one above the border
     bool operator==(const Action&) const = default;
 };
-using Itinerary = std::vector<Action>;
+using PassSchedule = std::vector<Action>;
 
 /// A forward pass of the first micro-batch, up to the last layer's output.
-inline Itinerary forward_itinerary(int layers) {
-    Itinerary actions{{Action::Part::embedding}};
+inline PassSchedule forward_schedule(int layers) {
+    PassSchedule actions{{Action::Part::embedding}};
     for (int layer = 0; layer < layers; ++layer) actions.push_back({.part = Action::Part::layer, .layer = layer});
     return actions;
 }
@@ -40,8 +40,8 @@ struct TrainingRoute {
     int lowest_layer = 0;             ///< the backward pass ends above the layers that have nothing to train below them
     bool embedding_backward = false;  ///< goes down to the embeddings
 };
-inline Itinerary training_itinerary(const TrainingRoute& route) {
-    Itinerary actions;
+inline PassSchedule training_schedule(const TrainingRoute& route) {
+    PassSchedule actions;
     const auto all = [&](Action::Part part, Direction direction, int layer = -1) {
         for (int micro = 0; micro < route.micro_batches; ++micro) actions.push_back({part, direction, micro, layer});
     };
@@ -56,7 +56,7 @@ inline Itinerary training_itinerary(const TrainingRoute& route) {
 }
 
 /// The layers in the order in which they are met, each as often as it is.
-inline std::vector<int> layers_of(const Itinerary& actions) {
+inline std::vector<int> layers_of(const PassSchedule& actions) {
     std::vector<int> layers;
     for (const Action& action : actions)
         if (action.part == Action::Part::layer) layers.push_back(action.layer);
@@ -90,7 +90,7 @@ struct Units {
 
 /// The end of the stretch that begins at `first`: as many actions as are of the same part and direction. A stretch of
 /// layers is what can be recorded as a whole.
-inline std::size_t stretch_end(const Itinerary& actions, std::size_t first) {
+inline std::size_t stretch_end(const PassSchedule& actions, std::size_t first) {
     std::size_t end = first;
     while (end < actions.size() && actions[end].part == actions[first].part &&
            actions[end].direction == actions[first].direction)

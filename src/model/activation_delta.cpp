@@ -1,0 +1,46 @@
+// The buffers of gated delta nets.
+#include <algorithm>
+
+#include "model/activation_list.h"
+#include "unsloth/ops/gated_delta.h"
+
+namespace unsloth::model {
+
+int64_t ActivationList::most_columns(bool adapters) const {
+    int64_t most = 0;
+    for (const Group g : {Group::qkv, Group::delta_in})
+        if (layout_.has(g)) most = std::max(most, layout_[g].n + (adapters ? layout_[g].r : 0));
+    return most;
+}
+
+void ActivationList::delta_scratch(const spec::DeltaSpec& delta, Scratch& s) {
+    const int64_t t = sizes_.tokens;
+    const uint8_t layers = memory::forward | memory::backward;
+    add({"scratch", "convolved", {t, delta.channels()}, dtype_, layers, Rows::tokens}, s.convolved_TC);
+    if (!sizes_.training) return;
+    add({"scratch", "gradient of the convolved", {t, delta.channels()}, dtype_, memory::backward, Rows::tokens},
+        s.dconvolved_TC);
+    const ops::DeltaShape shape{delta.key_heads, delta.value_heads, delta.key_dim, delta.value_dim};
+    add({"scratch", "states", {ops::delta_state_elements(shape, t, sizes_.segments)}, at::kFloat, memory::backward},
+        s.states);
+}
+
+/// One place more than there are rows, for those that only pad.
+void ActivationList::states(int64_t layer, DeltaKept& kept) {
+    const spec::DeltaSpec& delta = spec_.delta.value();
+    const int64_t places = sizes_.segments + 1;
+    add({"kv cache",
+         {"inputs before the convolution", Name::Of::layer, layer},
+         {places, delta.taps - 1, delta.channels()},
+         dtype_,
+         memory::always},
+        kept.inputs_NwC);
+    add({"kv cache",
+         {"states", Name::Of::layer, layer},
+         {places, delta.value_heads, delta.key_dim, delta.value_dim},
+         at::kFloat,
+         memory::always},
+        kept.states_NHkv);
+}
+
+}  // namespace unsloth::model

@@ -1,0 +1,119 @@
+// Legend: T tokens, D hidden, C channels of the convolution, V = H v values of all heads, H value heads, R adapters'
+// columns. The columns of qkv_TN: C, V of the gate z, H of b, H of a.
+#include "model/delta_layer.h"
+
+#include "model/layer_parts.h"
+#include "model/normed_input.h"
+#include "unsloth/ops/dora.h"
+#include "unsloth/ops/gated_delta.h"
+
+namespace unsloth::model {
+namespace {
+
+/// The parts of a matrix with a column for each output of delta_in.
+struct DeltaViews {
+    at::Tensor mixed_TC, z_THv, b_TH, a_TH;
+};
+DeltaViews delta_views(const spec::DeltaSpec& delta, const at::Tensor& x_TN) {
+    const int64_t channels = delta.channels(), values = delta.values(), heads = delta.value_heads;
+    return {x_TN.narrow(1, 0, channels), heads_view(x_TN, channels, heads, delta.value_dim),
+            x_TN.narrow(1, channels + values, heads), x_TN.narrow(1, channels + values + heads, heads)};
+}
+
+at::Tensor value_heads(const spec::DeltaSpec& delta, const at::Tensor& x_TN) {
+    return heads_view(x_TN, 0, delta.value_heads, delta.value_dim);
+}
+
+ops::DeltaShape shape_of(const spec::DeltaSpec& delta) {
+    return {delta.key_heads, delta.value_heads, delta.key_dim, delta.value_dim};
+}
+
+/// A convolution's weight [C, taps].
+at::Tensor taps_of(const spec::DeltaSpec& delta, const at::Tensor& weight) {
+    return weight.view({delta.channels(), delta.taps});
+}
+
+const ops::Segments& rows_of(const LayerContext& c) {
+    return c.tokens.cached != nullptr ? c.tokens.cached->all : c.tokens.segments;
+}
+
+/// What the rows go on from; nothing where each begins.
+ops::KeptStates kept(const LayerContext& c, const at::Tensor& data) {
+    if (c.tokens.cached == nullptr) return {};
+    return {data, c.tokens.cached->states, c.tokens.cached->states_S};
+}
+
+/// Rows after those that resume begin with this pass.
+void clear_begun(const LayerContext& c, const DeltaKept& states) {
+    if (c.tokens.cached == nullptr) return;
+    const DecodeBatch& rows = *c.tokens.cached;
+    for (auto row = static_cast<std::size_t>(rows.going_on.count()); row < rows.states.size(); ++row)
+        for (const at::Tensor& data : {states.inputs_NwC, states.states_NHkv}) data.select(0, rows.states[row]).zero_();
+}
+
+/// What the delta rule reads: the convolved channels are made anew.
+ops::DeltaInputs convolve(const LayerContext& c, const weights::LayerWeights& w, const LayerSaved& a) {
+    const spec::DeltaSpec& delta = *c.spec.delta;
+    const DeltaViews in = delta_views(delta, a.qkv_TN);
+    ops::short_conv_forward(c.group.ctx, rows_of(c), in.mixed_TC, taps_of(delta, w.norm(spec::TensorRole::delta_conv)),
+                            c.scratch.convolved_TC, kept(c, a.kept.inputs_NwC));
+    return {c.scratch.convolved_TC, in.b_TH, in.a_TH, w.norm(spec::TensorRole::delta_a_log),
+            w.norm(spec::TensorRole::delta_dt_bias)};
+}
+
+}  // namespace
+
+void delta_forward(const LayerContext& c, const weights::LayerWeights& w, const LayerSaved& a,
+                   const spec::LayerSteps& steps) {
+    const spec::DeltaSpec& delta = *c.spec.delta;
+    if (steps.qkv) {
+        ++c.counts.qkv;
+        const int64_t columns = c.spec.hidden_size + c.group.layout[Group::delta_in].r;
+        const Activation h = input_of(c, Group::delta_in, w, c.scratch.h_full.narrow(1, 0, columns), a.u_qkv_TR);
+        make_input(c, input_norm(c, w, a), w[Group::delta_in], h);
+        linear_forward(c.group, Group::delta_in, w[Group::delta_in], h, {.y_TN = a.qkv_TN, .z_TN = a.z_qkv_TN});
+        observe_group(c, Group::delta_in, a.qkv_TN);
+    }
+    if (!steps.attention) return;
+    ++c.counts.attention;
+    const at::Tensor o_THv = value_heads(delta, a.ungated_TN);
+    clear_begun(c, a.kept);
+    ops::delta_rule_forward(c.group.ctx, shape_of(delta), rows_of(c), convolve(c, w, a), o_THv,
+                            kept(c, a.kept.states_NHkv));
+    ops::gated_norm_forward(c.group.ctx, o_THv, delta_views(delta, a.qkv_TN).z_THv,
+                            w.norm(spec::TensorRole::delta_norm), c.spec.rms_norm_eps, value_heads(delta, a.o_full));
+    fill_adapter_columns(c.group, Group::delta_out, w[Group::delta_out], {a.o_full}, {});
+}
+
+void delta_backward(const LayerContext& c, const weights::LayerWeights& w, const LayerSaved& a, bool input_gradient) {
+    ops::Context& ctx = c.group.ctx;
+    const spec::DeltaSpec& delta = *c.spec.delta;
+    const weights::MatrixGroup& layout = c.group.layout[Group::delta_in];
+    const DeltaViews in = delta_views(delta, a.qkv_TN),
+                     gradient = delta_views(delta, c.scratch.dqkv_full.narrow(1, 0, layout.n));
+    const at::Tensor dy_THv = value_heads(delta, c.scratch.h_full);
+    ops::gated_norm_backward(ctx, dy_THv, value_heads(delta, a.ungated_TN), in.z_THv,
+                             w.norm(spec::TensorRole::delta_norm), c.spec.rms_norm_eps, dy_THv, gradient.z_THv,
+                             norm_gradient(c, spec::TensorRole::delta_norm));
+    ops::delta_rule_backward(
+        ctx, shape_of(delta), c.tokens.segments, convolve(c, w, a), dy_THv, c.scratch.states,
+        {c.scratch.dconvolved_TC, gradient.b_TH, gradient.a_TH, norm_gradient(c, spec::TensorRole::delta_a_log),
+         norm_gradient(c, spec::TensorRole::delta_dt_bias)});
+    const at::Tensor dtaps = norm_gradient(c, spec::TensorRole::delta_conv);
+    ops::short_conv_backward(ctx, c.tokens.segments, c.scratch.dconvolved_TC, in.mixed_TC,
+                             taps_of(delta, w.norm(spec::TensorRole::delta_conv)), gradient.mixed_TC,
+                             dtaps.defined() ? taps_of(delta, dtaps) : dtaps);
+    const at::Tensor dqkv_TN = c.scratch.dqkv_full.narrow(1, 0, layout.n);
+    Activation dy = input_gradient ? gradient_of(c, Group::delta_in, w, c.scratch.dqkv_full, a.u_qkv_TR)
+                                   : Activation{c.scratch.dqkv_full};
+    dy.codes_alone = false;
+    ops::quantize_rows(ctx, dqkv_TN, dy.codes);
+    if (scales_outputs(c.group))
+        ops::dora_backward(ctx, dqkv_TN, a.z_qkv_TN, w[Group::delta_in].scale, dqkv_TN,
+                           magnitude_gradients(c.group, Group::delta_in));
+    input_backward(c.group, Group::delta_in, w[Group::delta_in], dy, a.u_qkv_TR,
+                   input_gradient ? c.scratch.h_full.narrow(1, 0, c.spec.hidden_size) : at::Tensor());
+    input_norm_backward(c, input_norm(c, w, a), c.scratch.dqkv_full, input_gradient);
+}
+
+}  // namespace unsloth::model
