@@ -51,7 +51,6 @@ void pad(model::CachedPass& pass, int64_t most) {
         if (!pass.batch.axes_T3.empty())
             for (int axis = 0; axis < 3; ++axis) pass.batch.axes_T3.push_back(pass.batch.axes_T3.end()[-3]);
         if (!pass.adapter_T.empty()) pass.adapter_T.push_back(pass.adapter_T.back());
-        if (!pass.states.empty()) pass.states.push_back(model::CachedPass::no_state);
         pass.batch.segments.push_back(static_cast<int32_t>(row + 1));
         pass.rows.q_offsets.push_back(static_cast<int32_t>(row + 1));
         const std::vector<int32_t> last(pass.rows.pages.end() - static_cast<std::ptrdiff_t>(pages),

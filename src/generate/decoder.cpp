@@ -61,7 +61,8 @@ int64_t bucket_of(int64_t rows) {
 Decoder::Decoder(ops::Context& ctx, model::Model& model, const DecoderOptions& options)
     : ctx_(ctx),
       model_(model),
-      pads_(ctx.is_cuda() || options.pads),
+      // A row that pads would have no state, and write another key than the row that it repeats.
+      pads_((ctx.is_cuda() || options.pads) && !model.spec().delta),
       context_(limits_of(model, options).context),
       scheduler_(limits_of(model, options), ops::pages_of(model.sizes().cache_tokens), ops::page_tokens) {
     if (!ctx.deterministic) on_pass_ = options.on_pass;

@@ -25,7 +25,7 @@ void ActivationList::delta_scratch(const spec::DeltaSpec& delta, Scratch& s) {
         s.states);
 }
 
-/// One place more than there are rows, for those that only pad.
+/// One place more than there are rows, for passes that are issued in vain (Decoder::record_passes).
 void ActivationList::states(int64_t layer, DeltaKept& kept) {
     const spec::DeltaSpec& delta = spec_.delta.value();
     const int64_t places = sizes_.segments + 1;

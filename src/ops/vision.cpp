@@ -5,6 +5,7 @@
 #include <numbers>
 
 #include "ops/checks.h"
+#include "ops/cpu_rows.h"
 #include "ops/glu_cpu.h"
 #include "unsloth/ops/profiler.h"
 #ifdef UNSLOTH_CUDA

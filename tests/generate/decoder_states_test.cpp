@@ -6,8 +6,8 @@ namespace {
 
 using namespace test;
 
-/// The reference's answers, each three times, while others come and go: prompts go in by pieces, and with the shorter
-/// caches some sequences are put off and computed anew.
+/// The reference's answers, each three times, while others come and go: prompts go in by pieces, and sequences take the
+/// places of those that ended. No pass is padded, though asked for: a row without a state writes other keys.
 TEST(DecoderStates, AnswersAreThoseOfTransformers) {
     UNSLOTH_NEEDS_XZ();
     const fs::path set = golden("families/qwen3_5_text");
@@ -22,7 +22,6 @@ TEST(DecoderStates, AnswersAreThoseOfTransformers) {
     const generate::ChunkedPrefillPolicy odd = [](int64_t decoding, int64_t keys, int64_t cached) {
         return generate::PrefillChunk{1 + (decoding + keys + cached) % 11, keys % 3 != 0};
     };
-    int64_t put_off = 0;
     for (const int64_t rows : {1, 3, 12}) {
         model::LoadRequest request = decoder_request("cpu", rows, std::max<int64_t>(64, rows * 24), 32, /*singly=*/4);
         request.sizes.context = 64;
@@ -32,10 +31,8 @@ TEST(DecoderStates, AnswersAreThoseOfTransformers) {
             const std::vector<Completion> answers = answer_as_they_come(decoder, requests);
             for (std::size_t i = 0; i < answers.size(); ++i)
                 EXPECT_EQ(answers[i].ids, expected[i]) << "request " << i << " of " << rows << " rows";
-            put_off += decoder.scheduler().preemptions();
         }
     }
-    EXPECT_GT(put_off, 0);
 }
 
 }  // namespace
