@@ -41,11 +41,9 @@ void ModelPlan::require_tower() const {
 /// Of gated delta nets.
 void ModelPlan::require_delta() const {
     const auto refuse = [&](ErrorId id, const std::string& what, const char* hint) {
-        throw Error(id, cat(what, " does not go with ", spec().model_type, ", whose layers have gated delta nets"),
+        throw Error(id, cat(what, " cannot be combined with ", spec().model_type, ", whose layers have gated delta nets"),
                     hint);
     };
-    if (!request_.device.is_cpu())
-        refuse("model.unsupported", "a GPU", "Their kernels are not there yet: hardware.device cpu trains small ones.");
     if (request_.sizes.keys > 0)
         refuse("option.unsupported", "a prompt that rows share (preference.share_prompt, and all of grpo)",
                "Set preference.share_prompt to false.");

@@ -6,6 +6,7 @@
 #include "unsloth/model/decoder_layer.h"
 #include "unsloth/ops/dora.h"
 #include "unsloth/ops/experts.h"
+#include "unsloth/ops/gated_delta.h"
 #include "unsloth/ops/gemm.h"
 #include "unsloth/ops/norm.h"
 
@@ -28,6 +29,17 @@ int64_t attention_bytes(const spec::ModelSpec& spec, const weights::LayerLayout&
                                                        sizes.segments, sizes.longest, sizes.training, sizes.keys, row));
     }
     return most;
+}
+
+/// Of layers with gated delta nets.
+int64_t delta_bytes(const spec::ModelSpec& spec, const ActivationSizes& sizes, at::ScalarType dtype,
+                    at::Device device) {
+    if (!spec.delta) return 0;
+    const spec::DeltaSpec& delta = *spec.delta;
+    return std::max(
+        ops::delta_rule_workspace({delta.key_heads, delta.value_heads, delta.key_dim, delta.value_dim}, dtype, device,
+                                  sizes.tokens, sizes.segments, sizes.training),
+        sizes.training ? ops::gated_norm_workspace(device, delta.value_dim) : 0);
 }
 
 /// Of the largest product: a group's with its adapters, or lm_head's.
@@ -86,7 +98,8 @@ int64_t workspace_bytes(const spec::ModelSpec& spec, const weights::LayerLayout&
             : 0;
     const int64_t order =
         spec.experts ? ops::order_workspace(device, sizes.tokens * spec.experts->top_k, spec.experts->count) : 0;
-    return std::max({attention, paged, norm, dora, order, products_workspace(spec, layout, sizes, run, dtype, device)});
+    return std::max({attention, paged, norm, dora, order, delta_bytes(spec, sizes, dtype, device),
+                     products_workspace(spec, layout, sizes, run, dtype, device)});
 }
 
 }  // namespace unsloth::model

@@ -1,3 +1,4 @@
+#include <cmath>
 #include <cstdio>
 #include <numeric>
 
@@ -50,7 +51,10 @@ TEST_F(GatedDeltaGpu, ChunksAreCloseInTheMean) {
         for (size_t i = 0; i < op_case.args.size(); ++i) {
             if (op_case.args[i].role == testing::Role::input) continue;
             const at::Tensor expected = cpu.args[i].to(at::kDouble), actual = gpu.args[i].to(at::kDouble);
-            EXPECT_LE((actual - expected).norm().item<double>(), 0.01 * expected.norm().item<double>() + 1e-6)
+            // Sums over all tokens, whose terms cancel and are each rounded by up to 2^-9.
+            const bool summed = op_case.args[i].value.dim() == 1;
+            const double floor = summed ? std::sqrt(static_cast<double>(op_case.args[0].value.size(0))) / 512 : 1e-6;
+            EXPECT_LE((actual - expected).norm().item<double>(), 0.01 * expected.norm().item<double>() + floor)
                 << op_case.args[i].name;
         }
     }
