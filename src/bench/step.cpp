@@ -60,26 +60,37 @@ StepOperations count_operations(const spec::ModelSpec& spec, const std::vector<i
     const auto seen = static_cast<double>(features);  // of each token, if layers cross
     const double all_seen = seen * static_cast<double>(lengths.size());
     const double down = static_cast<double>(spec.hidden_size) * spec.active_intermediate_size(), gate_up = 2 * down;
-    double forward = 0, dx = 0, attentions = 0, crossing = 0, crossed = 0;
+    double of_delta_in = 0, of_delta_out = 0, rule = 0;  // rule: of a token's state, once forward
+    if (spec.delta) {
+        of_delta_in = weights({spec::Projection::delta_qkv, spec::Projection::delta_z, spec::Projection::delta_b,
+                               spec::Projection::delta_a});
+        of_delta_out = weights({spec::Projection::delta_out});
+        rule = 6 * static_cast<double>(spec.delta->values() * spec.delta->key_dim);
+    }
+    double forward = 0, dx = 0, attentions = 0, crossing = 0, crossed = 0, rules = 0;
     for (std::size_t i = 0; i < run.layers.size(); ++i) {
         const spec::LayerPlan& layer = run.layers[i];
         const spec::LayerSteps again = spec::recompute_of(layer.keep);
         const bool crosses = spec.crosses(static_cast<int64_t>(i));
         if (crosses && features == 0) continue;
-        const double qkv = crosses ? q : q + kv;
-        dx += qkv + o + gate_up + down;
+        const bool is_delta = spec.has_delta(static_cast<int64_t>(i));
+        const double qkv = is_delta ? of_delta_in : crosses ? q : q + kv, out = is_delta ? of_delta_out : o;
+        dx += qkv + out + gate_up + down;
         if (crosses) {
             crossing += (again.qkv ? 2 : 1) * kv;
             crossed += 3.5 + (again.attention ? 1 : 0);
         }
         forward +=
-            qkv + o + gate_up + down + (again.qkv ? qkv : 0) + (again.mid ? o : 0) + (again.gate_up ? gate_up : 0);
-        if (!crosses) attentions += 3.5 + (again.attention ? 1 : 0);
+            qkv + out + gate_up + down + (again.qkv ? qkv : 0) + (again.mid ? out : 0) + (again.gate_up ? gate_up : 0);
+        if (is_delta)
+            rules += 3 + (again.attention ? 1 : 0);
+        else if (!crosses)
+            attentions += 3.5 + (again.attention ? 1 : 0);
     }
     const double head = 2.0 * static_cast<double>(spec.vocab_size * spec.hidden_size);
     const double scores = 4 * static_cast<double>(spec.q_size());
     return {2 * (tokens * forward + all_seen * crossing), 2 * tokens * dx, 2 * tokens * head,
-            scores * (pairs * attentions + tokens * seen * crossed)};
+            scores * (pairs * attentions + tokens * seen * crossed) + tokens * rule * rules};
 }
 
 /// The rate of an n³ product on this device, in operations per second: of the second half of a stretch of them without
