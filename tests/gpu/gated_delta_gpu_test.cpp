@@ -15,7 +15,8 @@ using testing::Tensors;
 class GatedDeltaGpu : public GpuTest {};
 
 /// Sizes that the kernels by chunks take: products round what is made of states and values to bf16, so results are
-/// within 2 % of an element and 1 % of the largest one; a wrong term or token is off by more.
+/// within 2 % of an element and 1 % of the largest one; a wrong term or token is off by more. Sums over all tokens may
+/// cancel: hence the floor.
 std::vector<OpCase> chunked_delta_cases(uint64_t seed) {
     at::manual_seed(seed);
     std::vector<OpCase> cases;
@@ -30,7 +31,7 @@ std::vector<OpCase> chunked_delta_cases(uint64_t seed) {
     }
     testing::add_delta_rule_cases(cases, {8, 16, 128, 128}, {100, 29, 64, 1, 66, 10}, 0.1, at::kBFloat16,
                                   Layout::packed);
-    for (OpCase& op_case : cases) op_case.tolerance = testing::Tolerance{0.02, 0.01, 1e-4};
+    for (OpCase& op_case : cases) op_case.tolerance = testing::Tolerance{0.02, 0.01, 2e-3};
     return cases;
 }
 

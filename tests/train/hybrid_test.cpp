@@ -74,9 +74,6 @@ TEST(Hybrid, RefusesByNameWhatItDoesNotDo) {
     asked.sizes.keys = 16;
     refuse(asked, "share_prompt");
     asked = request();
-    asked.device = at::Device(at::kCUDA, 0);
-    refuse(asked, "GPU");
-    asked = request();
     asked.lora->target_modules.emplace_back("in_proj_a");
     refuse(asked, "in_proj_a");
     EXPECT_THROW(spec::slice(file->spec, {.rank = 0, .size = 2}), Error);
