@@ -41,7 +41,8 @@ void ModelPlan::require_tower() const {
 /// Of gated delta nets.
 void ModelPlan::require_delta() const {
     const auto refuse = [&](ErrorId id, const std::string& what, const char* hint) {
-        throw Error(id, cat(what, " cannot be combined with ", spec().model_type, ", whose layers have gated delta nets"),
+        throw Error(id,
+                    cat(what, " cannot be combined with ", spec().model_type, ", whose layers have gated delta nets"),
                     hint);
     };
     if (request_.sizes.keys > 0)

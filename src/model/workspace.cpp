@@ -36,10 +36,9 @@ int64_t delta_bytes(const spec::ModelSpec& spec, const ActivationSizes& sizes, a
                     at::Device device) {
     if (!spec.delta) return 0;
     const spec::DeltaSpec& delta = *spec.delta;
-    return std::max(
-        ops::delta_rule_workspace({delta.key_heads, delta.value_heads, delta.key_dim, delta.value_dim}, dtype, device,
-                                  sizes.tokens, sizes.segments, sizes.training),
-        sizes.training ? ops::gated_norm_workspace(device, delta.value_dim) : 0);
+    return std::max(ops::delta_rule_workspace({delta.key_heads, delta.value_heads, delta.key_dim, delta.value_dim},
+                                              dtype, device, sizes.tokens, sizes.segments, sizes.training),
+                    sizes.training ? ops::gated_norm_workspace(device, delta.value_dim) : 0);
 }
 
 /// Of the largest product: a group's with its adapters, or lm_head's.
