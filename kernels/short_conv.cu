@@ -11,8 +11,8 @@ namespace unsloth::kernels {
 namespace {
 
 constexpr int conv_threads = 128;
-constexpr int run_tokens = 32;
-constexpr int sum_channels = 32, sum_rows = 8;  ///< of a block of the weight's gradient
+constexpr int run_tokens = 32, few_run_tokens = 1;  ///< of a block; few tokens would keep few multiprocessors busy
+constexpr int sum_channels = 32, sum_rows = 8;      ///< of a block of the weight's gradient
 
 /// The last segment that begins at or before a token.
 __device__ __forceinline__ int segment_of(const DeltaSegments& s, int token) {
@@ -87,12 +87,11 @@ struct Window {
 };
 
 template <class T, int N, int Width>
-__global__ void __launch_bounds__(conv_threads) conv_forward_kernel(const ShortConv p) {
+__global__ void __launch_bounds__(conv_threads) conv_forward_kernel(const ShortConv p, int run) {
     begin_after_previous(static_cast<uint32_t>(p.segments.tokens));
     const int64_t channel = (int64_t{blockIdx.x} * conv_threads + threadIdx.x) * N;
     if (channel >= p.channels) return;
-    const int begin = static_cast<int>(blockIdx.y) * run_tokens,
-              end = min(begin + run_tokens, static_cast<int>(p.segments.tokens));
+    const int begin = static_cast<int>(blockIdx.y) * run, end = min(begin + run, static_cast<int>(p.segments.tokens));
     Window<T, N, Width> window(p, channel);
     int segment = segment_of(p.segments, begin);
     window.start(p, channel, segment, begin);
@@ -254,10 +253,11 @@ Launch conv_launch(const ShortConv& p, int packs, int64_t rows, cudaStream_t str
 void short_conv_forward(const ShortConv& p, cudaStream_t stream) {
     if (p.segments.tokens == 0) return;
     const bool few = uses_programmatic_launch(p.segments.tokens);
+    const int run = few ? few_run_tokens : run_tokens;
     with_packs(p, {p.y.data, p.y.stride}, p.x, [&](auto tag, auto packs, auto width) {
         using T = typename decltype(tag)::type;
         launch_kernel(conv_forward_kernel<T, decltype(packs)::value, decltype(width)::value>,
-                      conv_launch(p, decltype(packs)::value, ceil_div(p.segments.tokens, run_tokens), stream, few), p);
+                      conv_launch(p, decltype(packs)::value, ceil_div(p.segments.tokens, run), stream, few), p, run);
         if (p.kept.data != nullptr)
             launch_kernel(conv_keep_kernel<T>, conv_launch(p, 1, p.segments.count, stream, few), p);
     });
