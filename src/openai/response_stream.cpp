@@ -133,7 +133,8 @@ std::string ResponseStream::piece(const Choice& choice) {
     // Thoughts that follow the message's begin are in the last event alone: its item precedes the message.
     if (!choice.reasoning.empty() && open_ != Item::message) {
         has_reasoning_ = true;
-        all += open(Item::reasoning) + delta(Item::reasoning, choice);
+        all += open(Item::reasoning);
+        all += delta(Item::reasoning, choice);
     }
     so_far_.reasoning += choice.reasoning;
     // Tokens without text, of what frames messages, wait for the message's first text.

@@ -138,6 +138,8 @@ std::string roff(const std::string& text) {
             out += "\\e";
         else if (c == '-')
             out += "\\-";
+        else if (c == '|')
+            out += "|\\:";  // lists of values may be longer than a line
         else if (text.compare(i, 3, "\u2026") == 0)
             out += "...", i += 2;
         else
