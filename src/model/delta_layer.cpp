@@ -37,7 +37,7 @@ const ops::Segments& rows_of(const LayerContext& c) {
     return c.tokens.cached != nullptr ? c.tokens.cached->all : c.tokens.segments;
 }
 
-/// What the rows go on from; nothing where each begins.
+/// What the rows resume from; nothing where each begins.
 ops::KeptStates kept(const LayerContext& c, const at::Tensor& data) {
     if (c.tokens.cached == nullptr) return {};
     return {data, c.tokens.cached->states, c.tokens.cached->states_S};
@@ -51,7 +51,7 @@ void clear_begun(const LayerContext& c, const DeltaKept& states) {
         for (const at::Tensor& data : {states.inputs_NwC, states.states_NHkv}) data.select(0, rows.states[row]).zero_();
 }
 
-/// What the delta rule reads: the convolved channels are made anew.
+/// What the delta rule reads: the convolved channels are made again.
 ops::DeltaInputs convolve(const LayerContext& c, const weights::LayerWeights& w, const LayerSaved& a) {
     const spec::DeltaSpec& delta = *c.spec.delta;
     const DeltaViews in = delta_views(delta, a.qkv_TN);

@@ -68,9 +68,6 @@ void set_packed(CudnnCase& c, const AttentionShape& shape, PackedBucket bucket, 
 HeadStrides dense_strides(int64_t heads, int64_t head_dim) {
     return {heads * head_dim, head_dim};
 }
-HeadStrides strides_of(const at::Tensor& x) {
-    return {x.stride(0), x.stride(1)};
-}
 
 std::optional<int64_t> ask(at::Device device, CudnnCase c, bool backward) {
     c.backward = backward;
@@ -168,6 +165,12 @@ CudnnCase backward_case(const AttentionShape& shape, const AttentionBackward& ar
         c.dq = strides_of(args.dq), c.dk = strides_of(args.dk), c.dv = strides_of(args.dv);
     }
     return c;
+}
+
+bool aligned(std::initializer_list<const at::Tensor*> tensors) {
+    return std::ranges::all_of(tensors, [](const at::Tensor* x) {
+        return kernels::aligned_16(x->data_ptr(), {x->stride(0), x->stride(1)}, dtype_of(x->scalar_type()));
+    });
 }
 
 bool same_lengths(const Segments& s) {

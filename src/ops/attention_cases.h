@@ -33,6 +33,15 @@ Kind kind_of(const AttentionShape& shape, at::ScalarType dtype, at::Device devic
 /// The sizes that attention_cudnn_workspace was last given for this kind; zeros: none yet.
 PackedLimits planned_sizes(const Kind& kind);
 
+inline kernels::HeadStrides strides_of(const at::Tensor& x_THd) {
+    return {x_THd.stride(0), x_THd.stride(1)};
+}
+inline kernels::HeadRows rows_of(const at::Tensor& x_THd) {
+    return {x_THd.data_ptr(), x_THd.stride(0), x_THd.stride(1)};
+}
+/// Whether all begin, and have rows and heads that begin, at multiples of 16 bytes.
+bool aligned(std::initializer_list<const at::Tensor*> tensors);
+
 /// What all cases of a direction share, with the strides of contiguous tensors: for asking.
 kernels::CudnnCase asked_case(const AttentionShape& shape, at::ScalarType dtype, bool backward);
 kernels::CudnnCase forward_case(const AttentionShape& shape, const AttentionForward& args);

@@ -27,18 +27,8 @@ namespace {
 using kernels::CudnnAttention;
 using kernels::CudnnCase;
 
-kernels::HeadRows rows_of(const at::Tensor& x) {
-    return {x.data_ptr(), x.stride(0), x.stride(1)};
-}
-
 // ------------------------------------------------------------------------------------------------------------------
 // choice
-
-bool aligned(std::initializer_list<const at::Tensor*> tensors) {
-    return std::all_of(tensors.begin(), tensors.end(), [](const at::Tensor* x) {
-        return kernels::aligned_16(x->data_ptr(), {x->stride(0), x->stride(1)}, dtype_of(x->scalar_type()));
-    });
-}
 
 /// The form by the lengths alone: what forward and backward of the same segments agree on without a word, and
 /// so lse's order.

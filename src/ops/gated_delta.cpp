@@ -56,7 +56,7 @@ void check_kept(const Context& ctx, const KeptStates& kept, const Segments& segm
         UNSLOTH_CHECK(row >= 0 && row < kept.data.size(0), "kept state ", row, " of ", kept.data.size(0));
 }
 
-/// The last inputs of sequences, which a convolution goes on from.
+/// The last inputs of sequences, which a convolution resumes from.
 class KeptInputs {
   public:
     KeptInputs(const KeptStates& kept, const Segments& segments, const cpu::Rows& x, int64_t channels, int64_t width)

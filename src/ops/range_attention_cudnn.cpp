@@ -6,9 +6,6 @@
 #include "ops/attention_cases.h"
 #if UNSLOTH_CUDA
 #include <ATen/ops/empty.h>
-
-#include "kernels/common/launch.h"
-#include "unsloth/ops/dtype.h"
 #endif
 
 namespace unsloth::ops {
@@ -38,20 +35,6 @@ int64_t range_cudnn_bytes(const AttentionShape& shape, int64_t queries, int64_t 
 namespace {
 
 using kernels::CudnnCase;
-using kernels::HeadStrides;
-
-HeadStrides strides_of(const at::Tensor& x) {
-    return {x.stride(0), x.stride(1)};
-}
-kernels::HeadRows rows_of(const at::Tensor& x) {
-    return {x.data_ptr(), x.stride(0), x.stride(1)};
-}
-
-bool aligned(std::initializer_list<at::Tensor> tensors) {
-    return std::ranges::all_of(tensors, [](const at::Tensor& x) {
-        return kernels::aligned_16(x.data_ptr(), {x.stride(0), x.stride(1)}, dtype_of(x.scalar_type()));
-    });
-}
 
 bool may_take(const AttentionShape& shape, const AttentionRange& range, at::ScalarType dtype, bool backward) {
     return cudnn_may_serve(shape, dtype) && (!backward || packed_backward_serves(shape)) &&
@@ -99,7 +82,7 @@ bool range_forward_cudnn(const Context& ctx, const AttentionShape& shape, const 
     const RangeRows rows{range};
     const at::Tensor q = rows.of_queries(q_THd), k = rows.of_keys(k_SKd), v = rows.of_keys(v_SKd),
                      out = rows.of_queries(out_THd);
-    if (!aligned({q, k, v, out})) return false;
+    if (!aligned({&q, &k, &v, &out})) return false;
     CudnnCase c = range_case(shape, rows, q.scalar_type(), /*backward=*/false);
     c.statistics = lse_HT.defined();
     c.q = strides_of(q), c.k = strides_of(k), c.v = strides_of(v), c.out = strides_of(out);
@@ -126,7 +109,7 @@ bool range_backward_cudnn(const Context& ctx, const AttentionShape& shape, const
     const RangeRows rows{range};
     const at::Tensor q = rows.of_queries(q_THd), k = rows.of_keys(k_SKd), v = rows.of_keys(v_SKd),
                      out = rows.of_queries(out_THd), dout = rows.of_queries(dout_THd), dq = rows.of_queries(dq_THd);
-    if (!aligned({q, k, v, out, dout, dq})) return false;
+    if (!aligned({&q, &k, &v, &out, &dout, &dq})) return false;
     CudnnCase c = range_case(shape, rows, q.scalar_type(), /*backward=*/true);
     c.q = strides_of(q), c.k = strides_of(k), c.v = strides_of(v), c.out = strides_of(out);
     c.dout = strides_of(dout);

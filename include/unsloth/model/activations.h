@@ -41,7 +41,7 @@ struct CrossSaved {
     at::Tensor kv_SN, k_raw_SN, rstd_k_SK;
 };
 
-/// Of a gated delta net in generation: what sequences go on from (ops::KeptStates). The last place is nobody's.
+/// Of a gated delta net in generation: what sequences resume from (ops::KeptStates). The last place is nobody's.
 struct DeltaKept {
     at::Tensor inputs_NwC, states_NHkv;
 };

@@ -23,7 +23,7 @@ struct DeltaShape {
 /// Tokens between the states that a backward pass begins from.
 inline constexpr int64_t delta_chunk = 64;
 
-/// What sequences keep between calls, in N places (contiguous): segment s goes on from place rows[s], zeros if it
+/// What sequences keep between calls, in N places (contiguous): segment s resumes from place rows[s], zeros if it
 /// begins, and leaves its own there. Each has its own place, but for the last one: what is left there is lost.
 struct KeptStates {
     at::Tensor
