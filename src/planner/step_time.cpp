@@ -7,7 +7,19 @@
 #include "unsloth/planner/exchange_time.h"
 
 namespace unsloth::planner {
+
+/// Of a gated delta net: each token multiplies every value head's state, and a row's chunks wait for each other. The
+/// convolution and the norm are passes over memory. Measured with the 9B shape of Qwen3.5 on an H200
+/// (gated-delta-nets).
+struct NetRates {
+    double share;   // of the rate of large products
+    double row_us;  // of each token of a row, at least
+    double passes;  // over what the convolution and the gated norm read and write
+};
+
 namespace {
+
+constexpr NetRates net_forward{0.083, 0.106, 2.0}, net_backward{0.032, 0.225, 3.5};
 
 constexpr double tera = 1e12, giga = 1e9;
 constexpr double element = 2;                      // bytes of a 16-bit activation
@@ -31,8 +43,46 @@ double as_double(int64_t value) {
     return static_cast<double>(value);
 }
 
+/// What a token costs in attention, or in the gated delta net in its place: the mean of all layers.
+struct Mixing {
+    double read = 0, given = 0;  // rows of the projections before it, and columns of the one after it
+    double in = 0, out = 0;      // parameters of these
+    double rotated = 0;          // values of queries and keys
+    double products = 0;         // of attention's scores: query values times the keys that a token sees
+    double nets = 0;             // the share of layers with gated delta nets
+};
+
+/// Keys that a token of a row sees, the mean of the row.
+double keys_seen(double longest, double window) {
+    const double most = window > 0 ? std::min(window, longest) : longest;
+    return most - most * most / (2 * longest);
+}
+
+Mixing mixing_of(const spec::ModelSpec& m, double longest) {
+    Mixing mean;
+    const double share = 1 / as_double(m.num_layers);
+    for (int64_t i = 0; i < m.num_layers; ++i) {
+        for (const spec::Projection p : m.projections_of(i)) {
+            if (spec::is_of_mlp(p)) continue;
+            const double rows = as_double(m.out_features(p)), columns = as_double(m.in_features(p));
+            const bool last = p == spec::Projection::o || p == spec::Projection::delta_out;
+            (last ? mean.given : mean.read) += share * (last ? columns : rows);
+            (last ? mean.out : mean.in) += share * rows * columns;
+        }
+        if (m.has_delta(i)) {
+            mean.nets += share;
+        } else {
+            mean.rotated += share * as_double(m.q_size() + m.kv_size());
+            const double window = as_double(m.layers[static_cast<std::size_t>(i)].window);
+            mean.products += share * as_double(m.q_size()) * keys_seen(longest, window);
+        }
+    }
+    return mean;
+}
+
 double parameters_of_layer(const spec::ModelSpec& m) {
-    return as_double(m.hidden_size) * (as_double(2 * m.q_size() + 2 * m.kv_size()) + 3 * m.whole_intermediate_size());
+    const Mixing mean = mixing_of(m, 1);
+    return mean.in + mean.out + 3 * as_double(m.hidden_size) * m.whole_intermediate_size();
 }
 
 }  // namespace
@@ -97,37 +147,53 @@ double StepTime::tiled_products_ms(double parameters, spec::Codes codes) const {
                     tiles(work_) * products_ms(parameters, as_double(work_.tokens) / tiles(work_), codes));
 }
 
+/// A gated delta net's part without projections.
+double StepTime::net_ms(const NetRates& rates) const {
+    if (!work_.model.delta) return 0;
+    const spec::DeltaSpec& net = *work_.model.delta;
+    constexpr double chunk = 64;
+    const double tokens = as_double(work_.tokens), values = as_double(net.values()), keys = as_double(net.key_dim),
+                 computing = 4 * (chunk + keys) * values * tokens /
+                             (rates.share * products_tflops(spec::Codes::none, tokens) * tera) * 1e3,
+                 waiting = rates.row_us * as_double(work_.longest) / 1e3,
+                 moved = element * tokens * (2 * as_double(net.channels()) + 3 * values);
+    return std::max(computing, waiting) + bytes_ms(rates.passes * moved);
+}
+
 LayerTime StepTime::layer(const spec::LayerPlan& plan, const MovedBytes& moved, int64_t in_flight) const {
     const spec::ModelSpec& m = work_.model;
     const Sharing& sharing = work_.sharing;
     const double tokens = as_double(work_.tokens), own_rows = tokens / as_double(sharing.tp),
-                 hidden = as_double(m.hidden_size), middle = m.active_intermediate_size(), q = as_double(m.q_size()),
-                 kv = as_double(m.kv_size());
-    const double qkv_parameters = hidden * (q + 2 * kv), o_parameters = hidden * q,
-                 gate_up_parameters = 2 * hidden * middle, down_parameters = hidden * middle,
-                 tiled_parameters = o_parameters + gate_up_parameters + down_parameters;
+                 longest = as_double(work_.longest), hidden = as_double(m.hidden_size),
+                 middle = m.active_intermediate_size();
+    const Mixing mixing = mixing_of(m, longest);
+    const double gate_up_parameters = 2 * hidden * middle, down_parameters = hidden * middle,
+                 tiled_parameters = mixing.out + gate_up_parameters + down_parameters;
     const spec::Codes forward = forward_codes(work_.coded), dx = dx_codes(work_.coded);
-    const double products = products_ms(qkv_parameters, tokens, forward) + tiled_products_ms(tiled_parameters, forward),
-                 dx_products = products_ms(qkv_parameters, tokens, dx) + tiled_products_ms(tiled_parameters, dx),
+    const double products = products_ms(mixing.in, tokens, forward) + tiled_products_ms(tiled_parameters, forward),
+                 dx_products = products_ms(mixing.in, tokens, dx) + tiled_products_ms(tiled_parameters, dx),
                  launches = tiles(work_) * card_.layer_gap_us / 2e3;
     const spec::LayerSteps again = spec::recompute_of(plan.keep);
 
-    // Attention over the causal half of each row.
-    const double longest = as_double(work_.longest), scores = tokens * longest / 2 * q * 4;
+    // Attention over what each token sees, and gated delta nets.
+    const double scores = 4 * tokens * mixing.products;
     const bool ragged = sharing.cp > 1 && work_.longest % (2 * sharing.cp * dense_step) != 0;
     const double attention =
-        (ragged ? chunk_forward : 1) * scores / (rate_at(card_.attention_forward, longest) * tera) * 1e3;
+        (ragged ? chunk_forward : 1) * scores / (rate_at(card_.attention_forward, longest) * tera) * 1e3 +
+        mixing.nets * net_ms(net_forward);
     const double attention_backward = (ragged ? chunk_backward : 1) * backward_attention * scores /
-                                      (rate_at(card_.attention_backward, longest) * tera) * 1e3;
+                                          (rate_at(card_.attention_backward, longest) * tera) * 1e3 +
+                                      mixing.nets * net_ms(net_backward);
 
     // Passes over memory: two norms, RoPE, SwiGLU.
-    const double norm = bytes_ms(2 * hidden * element * own_rows), rope = bytes_ms(2 * (q + kv) * element * tokens),
+    const double norm = bytes_ms(2 * hidden * element * own_rows),
+                 rope = bytes_ms(2 * mixing.rotated * element * tokens),
                  swiglu = bytes_ms(3 * middle * element * tokens);
     const double norm_backward = 3 * norm, swiglu_backward = 2 * swiglu;
 
     // The adapters' LoRA GEMMs: x·Aᵀ reads inputs; dy·sB and dB read gradients, dA inputs again.
-    const double inputs = (2 * hidden * own_rows + (q + middle) * tokens) * element,
-                 gradients = (2 * hidden * own_rows + (q + 2 * kv + 2 * middle) * tokens) * element;
+    const double inputs = (2 * hidden * own_rows + (mixing.given + middle) * tokens) * element,
+                 gradients = (2 * hidden * own_rows + (mixing.read + 2 * middle) * tokens) * element;
     const double thin_forward = work_.adapters ? inputs / (card_.thin * giga) * 1e3 : 0,
                  thin_backward = work_.adapters ? (inputs + gradients) / (card_.thin * giga) * 1e3 : 0;
 
@@ -140,9 +206,9 @@ LayerTime StepTime::layer(const spec::LayerPlan& plan, const MovedBytes& moved, 
     time.backward = dx_products + attention_backward + 2 * norm_backward + rope + swiglu_backward + thin_backward +
                     expanding + launches;
     if (!work_.adapters) time.backward += products;  // gradients of the weights
-    if (again.qkv) time.backward += products_ms(qkv_parameters, tokens, forward) + norm + rope;
+    if (again.qkv) time.backward += products_ms(mixing.in, tokens, forward) + norm + rope;
     if (again.attention) time.backward += attention;
-    if (again.mid) time.backward += tiled_products_ms(o_parameters, forward);
+    if (again.mid) time.backward += tiled_products_ms(mixing.out, forward);
     if (again.gate_up) time.backward += tiled_products_ms(gate_up_parameters, forward) + norm;
 
     const LayerExchange exchange = layer_exchange(card_, work_, plan, in_flight);

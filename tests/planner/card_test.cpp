@@ -82,12 +82,13 @@ TEST(Card, RatesLieBetweenTheirEntries) {
     EXPECT_NEAR(rate_at(rates, 1024), 350, 1e-9);
 }
 
-/// Steps of Llama-3.1-8B that docs/performance has (H200) or that were measured beside it (H100).
+/// Steps that docs/performance has (H200) or that were measured beside it (H100).
 struct Measured {
     const char* card;
     int64_t tokens, longest;
     spec::LayerPlan layer;
     double ms;
+    const char* shape = "llama-3.1-8b";
 };
 
 TEST(StepTime, IsWithinATenthOfWhatWasMeasured) {
@@ -107,18 +108,22 @@ TEST(StepTime, IsWithinATenthOfWhatWasMeasured) {
         {"H100", 4096, 2048, {Keep::everything, Place::device, true}, 238.5},
         {"H100", 512, 512, {Keep::everything, Place::device, true}, 31.8},
         {"H100", 16384, 16384, {Keep::everything, Place::device, true}, 1325},
+        {"H200", 16384, 2048, {Keep::everything, Place::device, true}, 984.6, "qwen3.5-9b"},
+        {"H200", 16384, 16384, {Keep::everything, Place::device, true}, 1154.9, "qwen3.5-9b"},
+        {"H200", 131072, 131072, {Keep::attention}, 19407, "qwen3.5-9b"},
     };
     for (const Measured& m : all) {
         StepWork work;
-        work.model = formats::builtin_shape("llama-3.1-8b");
+        work.model = formats::builtin_shape(m.shape);
         work.tokens = work.head_rows = m.tokens;
         work.longest = m.longest;
         work.in_4bit = true;
         work.trained_parameters = 42'000'000;
         const StepTime time(find_card(m.card), work);
         const LayerTime layer = time.layer(m.layer, {m.tokens * 37'000, 0}, 1);
-        const double predicted = time.step_ms(32 * layer.both());
-        EXPECT_NEAR(predicted / m.ms, 1, 0.1) << m.card << " " << m.tokens << " " << m.ms << " predicted " << predicted;
+        const double predicted = time.step_ms(static_cast<double>(work.model.num_layers) * layer.both());
+        EXPECT_NEAR(predicted / m.ms, 1, 0.1)
+            << m.card << " " << m.shape << " " << m.tokens << " " << m.ms << " predicted " << predicted;
     }
 }
 

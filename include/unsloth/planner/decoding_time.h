@@ -22,6 +22,7 @@ class DecodingTime {
     bool in_4bit_ = false;
     double layer_parameters_ = 0, head_parameters_ = 0;  ///< of all layers; of lm_head
     double key_bytes_ = 0;                               ///< of a token, over all layers
+    double state_bytes_ = 0;                             ///< of a row in a pass, of all gated delta nets
 };
 
 }  // namespace unsloth::planner

@@ -64,6 +64,8 @@ double image_bytes(const StepWork& work);
 /// Pieces that a pass's rows go through what follows attention in.
 double tiles(const StepWork& work);
 
+struct NetRates;
+
 class StepTime {
   public:
     StepTime(Card card, StepWork work);
@@ -81,6 +83,7 @@ class StepTime {
     double products_ms(double parameters, double tokens, spec::Codes codes) const;
     double tiled_products_ms(double parameters, spec::Codes codes) const;
     double bytes_ms(double bytes) const;
+    double net_ms(const NetRates& rates) const;
     double head_ms() const;
     double update_ms() const;
     Card card_;
