@@ -5,6 +5,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "commands/precision_sensitivity.h"
 #include "unsloth/commands/commands.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
@@ -44,6 +45,13 @@ void write_answers(const std::string& file, const std::vector<Json>& rows) {
     write_file_atomically(file, lines);
 }
 
+void add_answers(Json& results, const train::CompletionEvaluator::Result& judged) {
+    results[judged.figures.front().first] = judged.figures.front().second;
+    results["answers"] = judged.rows.size();
+    for (std::size_t i = 1; i < judged.figures.size(); ++i)
+        results["eval_" + judged.figures[i].first] = judged.figures[i].second;
+}
+
 }  // namespace
 
 void run_evaluate(const config::LoadedConfig& given, const engine_api::EvaluateRequest& request) {
@@ -56,6 +64,9 @@ void run_evaluate(const config::LoadedConfig& given, const engine_api::EvaluateR
     const bool judges = request.metric != config::AnswerMetric::none;
     if (!request.answer_regex.empty()) data::AnswerPattern(request.answer_regex, "--answer_regex");
     const session::OpenedModel opened = session::open_model(config);
+    const bool compares = request.sensitivity != spec::WeightType::automatic;
+    if (compares && opened.file->quantization)
+        throw Error("model.already-quantized", cat(config.model.path, " is quantized: --sensitivity compares types"));
     (void)session::settle_length(loaded.config.model, opened.file->spec);
     if (const auto& experts = opened.file->spec.experts; experts && experts->router_aux > 0)
         log::info(
@@ -86,16 +97,27 @@ void run_evaluate(const config::LoadedConfig& given, const engine_api::EvaluateR
         limits.labels = std::max(limits.labels, answers->rows());
         limits.image_tokens = std::max(limits.image_tokens, answers->image_room(limits.tokens));
     }
-    const session::LoadedModel model = session::load_for_inference(
-        loaded, opened, limits.tokens, limits.segments, std::max<int64_t>(limits.labels, 1), shortest,
-        answers ? placement::cache_for(answers->rows(), answers->context()) : placement::CacheSize{}, {}, {},
-        {limits.patches, limits.image_tokens});
-    install_interrupt_handlers("Stopping");
     const objective::References none;
-    const auto objective = objective::make_objective(config, model.ctx->device(), none, nullptr);
-    const train::Evaluator::Result found = evaluator.run(*model.model, *model.ctx, *objective, none, 0, 0);
-    if (!found.report) throw Interrupted(found.signal, "stopped before all rows were evaluated");
-    const train::EvalReport& report = *found.report;
+    const auto load = [&](const config::LoadedConfig& as) {
+        return session::load_for_inference(
+            as, opened, limits.tokens, limits.segments, std::max<int64_t>(limits.labels, 1), shortest,
+            answers ? placement::cache_for(answers->rows(), answers->context()) : placement::CacheSize{}, {}, {},
+            {limits.patches, limits.image_tokens});
+    };
+    const auto evaluate = [&](const session::LoadedModel& model) {
+        install_interrupt_handlers("Stopping");
+        const auto objective = objective::make_objective(config, model.ctx->device(), none, nullptr);
+        const train::Evaluator::Result found = evaluator.run(*model.model, *model.ctx, *objective, none, 0, 0);
+        if (!found.report) throw Interrupted(found.signal, "stopped before all rows were evaluated");
+        return *found.report;
+    };
+    if (compares) {
+        const auto loss_of = [&](const config::LoadedConfig& as) { return *evaluate(load(as)).loss; };
+        print_results(precision_sensitivity(loaded, opened.file->spec, request.sensitivity, loss_of), request.json);
+        return;
+    }
+    const session::LoadedModel model = load(loaded);
+    const train::EvalReport report = evaluate(model);
     if (!std::isfinite(*report.loss))
         throw Error("numerics.not-finite", "the rows' loss is not finite", session::overflow_advice);
     Json results{{"eval_loss", train::number(*report.loss)}, {"perplexity", train::number(std::exp(*report.loss))}};
@@ -107,10 +129,7 @@ void run_evaluate(const config::LoadedConfig& given, const engine_api::EvaluateR
         const auto judged = answers->run(*model.model, *model.ctx, nullptr, signal);
         if (!judged) throw Interrupted(signal, "stopped before all prompts were answered");
         if (!request.answers.empty()) write_answers(request.answers, judged->rows);
-        results[judged->figures.front().first] = judged->figures.front().second;
-        results["answers"] = judged->rows.size();
-        for (std::size_t i = 1; i < judged->figures.size(); ++i)
-            results["eval_" + judged->figures[i].first] = judged->figures[i].second;
+        add_answers(results, *judged);
     }
     print_results(results, request.json);
 }

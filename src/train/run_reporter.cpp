@@ -180,6 +180,8 @@ void RunReporter::warn() const {
     if (const auto doubt = doubt_adapter(config())) log::warning(*doubt);
     if (const auto& lora = setup_.plan().lora())
         if (const auto doubt = doubt_targets(*lora, spec)) log::warning(*doubt);
+    if (const auto doubt = doubt_quantization(config(), spec, setup_.opened().file->quantization.has_value()))
+        log::warning(*doubt);
     const RunLength length{full_length(setup_), setup_.loader().rows_per_epoch(),
                            setup_.loader().rows_of_step() * setup_.data_ranks(), setup_.epoch_steps()};
     if (const auto doubt = doubt_warmup(config().training, length.steps)) log::warning(*doubt);

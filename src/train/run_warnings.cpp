@@ -41,6 +41,16 @@ std::optional<std::string> doubt_targets(const spec::LoraSpec& lora, const spec:
                " layers have gated delta nets in the place of attention, and no adapter there");
 }
 
+std::optional<std::string> doubt_quantization(const config::Config& config, const spec::ModelSpec& spec,
+                                              bool quantized_folder) {
+    if (!spec.delta || quantized_folder || !config.model.load_in_4bit || !config.model.precision.empty() ||
+        config.lora.finetuning_type == config::FinetuningType::full)
+        return std::nullopt;
+    return "this family is said to lose more in 4 bits than others: `unsloth-train evaluate --sensitivity nf4` "
+           "measures "
+           "it with your rows and proposes a value of model.precision";
+}
+
 std::vector<std::string> options_without_effect(const config::Config& config, bool on_gpu, int data_parallel_size) {
     std::vector<std::string> idle;
     const auto only_on_gpus = [&](const std::string& option, bool given) {

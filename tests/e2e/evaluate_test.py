@@ -216,6 +216,51 @@ class Evaluate(EndToEnd):
         self.fail_with("option.missing", "data.val_size, which holds out rows", *held, "--train_file", rows)
         self.assertIn("5 rows, which data.val_size 5 holds out", self.succeed(*held, *FP32, *words).err)
 
+    def test_sensitivity(self):
+        """The losses are those of runs with the same model.precision, and the proposal keeps the worst unquantized."""
+        rows = LEGAL_BASE.parent / "heldout.jsonl"
+        words = ["--template", "alpaca", "--eval_file", rows]
+        found = self.evaluate(LEGAL_BASE, *words, "--sensitivity", "nf4")
+        added = found["loss_added"]
+        self.assertEqual(
+            set(added), {f"self_attn.{p}_proj" for p in "qkvo"} | {f"mlp.{p}_proj" for p in ("gate", "up", "down")}
+        )
+        self.assertEqual(list(added.values()), sorted(added.values(), reverse=True))
+        layers = json.loads((LEGAL_BASE / "config.json").read_text())["num_hidden_layers"]
+        held = [*words, "--load_in_4bit", "false"]
+        plain = self.evaluate(LEGAL_BASE, *held)["eval_loss"]
+        self.assertEqual(found["eval_loss"], plain)
+        worst = next(iter(added))
+        alone = json.dumps({f"model.layers.0-{layers - 1}.{worst}": "nf4"})
+        self.assertAlmostEqual(
+            self.evaluate(LEGAL_BASE, *held, "--precision", alone)["eval_loss"], plain + added[worst], 12
+        )
+        alone = ["evaluate", "--model.path", LEGAL_BASE, "--device", "cpu", "--dtype", "float32", *words, "--json"]
+
+        def held_as(precision):
+            return json.loads(self.succeed(*alone, "--precision", json.dumps(precision)).out)["eval_loss"]
+
+        of_all = held_as({"default": "nf4"})
+        self.assertEqual(found["eval_loss_quantized"], of_all)
+        mixed = held_as(found["precision"])
+        self.assertEqual(found["eval_loss_mixed"], mixed)
+        self.assertLess(mixed - plain, 0.8 * (of_all - plain))
+        self.assertEqual(found["precision"]["default"], "nf4")
+        kept = [key.split(".", 3)[3] for key in found["precision"] if key != "default"]
+        self.assertLess(len(kept), len(added))
+        left = sum(max(0, d) for kind, d in added.items() if kind not in kept)
+        self.assertLessEqual(left, 0.5 * sum(max(0, d) for d in added.values()))
+
+    def test_sensitivity_needs_values_that_are_not_quantized(self):
+        words = ["evaluate", "--model.path", LEGAL_BASE, "--template", "alpaca", "--device", "cpu", *FP32]
+        words += ["--eval_file", LEGAL_BASE.parent / "heldout.jsonl", "--sensitivity", "nf4"]
+        self.fail_with(USAGE, "--metric", *words, "--metric", "exact_match")
+        self.fail_with(USAGE, "precision", *words, "--precision", '{"default": "int8"}')
+        folder = self.folder / "nf4"
+        self.succeed("quantize", "--model.path", LEGAL_BASE, "--out", folder)
+        words[2] = folder
+        self.fail_with("model.already-quantized", "--sensitivity", *words)
+
     def test_named_sets(self):
         base = model(LLAMA)
         files = {name: str(self.rows(count, f"{name}.jsonl", seed=count)) for name, count in (("a", 3), ("b", 6))}

@@ -96,5 +96,19 @@ TEST(Hybrid, AdaptersAreOfBothKindsOfLayers) {
     EXPECT_NE(train::doubt_targets(lora, spec).value_or("").find("4 of 5 layers"), std::string::npos);
 }
 
+TEST(Hybrid, FourBitsForAllOfItAreDoubted) {
+    UNSLOTH_NEEDS_XZ();
+    const spec::ModelSpec spec = formats::read_model_spec(unpacked(hybrid_set() / "model"));
+    config::Config config;
+    EXPECT_NE(train::doubt_quantization(config, spec, false).value_or("").find("--sensitivity nf4"), std::string::npos);
+    EXPECT_FALSE(train::doubt_quantization(config, spec, true)) << "nothing is quantized here";
+    EXPECT_FALSE(train::doubt_quantization(config, spec::ModelSpec(), false)) << "another family";
+    config.model.precision = {{"default", "nf4"}};
+    EXPECT_FALSE(train::doubt_quantization(config, spec, false)) << "it was chosen";
+    config.model.precision.clear();
+    config.model.load_in_4bit = false;
+    EXPECT_FALSE(train::doubt_quantization(config, spec, false));
+}
+
 }  // namespace
 }  // namespace unsloth

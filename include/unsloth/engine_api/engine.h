@@ -14,6 +14,7 @@
 #include "unsloth/config/config.h"
 #include "unsloth/spec/dtype.h"
 #include "unsloth/spec/sampling.h"
+#include "unsloth/spec/weight_type.h"
 
 namespace unsloth::engine_api {
 
@@ -81,6 +82,8 @@ struct EvaluateRequest {
     std::string answer_regex;  ///< checked; empty: none. exact_match compares what its first group, or it, matches
     int64_t max_new_tokens = 256;
     std::string answers;  ///< JSON Lines file of {"set", "prompt", "expected", "answer", "correct"}; empty: none
+    /// Measures what this type costs (commands/precision_sensitivity.h) instead; automatic: no. Without a metric.
+    spec::WeightType sensitivity = spec::WeightType::automatic;
     bool json = false;
 };
 

@@ -20,6 +20,10 @@ std::optional<std::string> doubt_learning_rate(const config::Config& config, con
 /// What to say where no gated delta net has an adapter, which most layers have in the place of attention; else nothing.
 std::optional<std::string> doubt_targets(const spec::LoraSpec& lora, const spec::ModelSpec& spec);
 
+/// What to say where gated delta nets are quantized to 4 bits while loading, all of them; else nothing.
+std::optional<std::string> doubt_quantization(const config::Config& config, const spec::ModelSpec& spec,
+                                              bool quantized_folder);
+
 /// What to say of a load-balancing loss that config.json asks of training and no option settles; else nothing.
 std::optional<std::string> describe_router_loss(const config::Config& config, const spec::ModelSpec& spec);
 

@@ -191,6 +191,14 @@ void declare_evaluate(OptionSet& options, CommandLine& line) {
              "whether it is correct.")
         .output("FILE")
         .only_with("metric");
+    options
+        .add_choice(
+            "sensitivity", evaluate.sensitivity,
+            {{"nf4", spec::WeightType::nf4}, {"fp4", spec::WeightType::fp4}, {"int8", spec::WeightType::int8}},
+            "Measure what this type costs: the loss with each kind of projection quantized alone, and with all. "
+            "Prints a value of model.precision that keeps the most sensitive ones unquantized.")
+        .not_with("metric")
+        .not_with("model.precision");
     declare_force(options, line);
     options.add("json", evaluate.json, "Print the results as one JSON object.");
 }
