@@ -3,7 +3,7 @@
 
     python3 scripts/peer_step.py unsloth|hf MODEL [--batch 8] [--seq 2048] [--r 16] [--checkpointing off|on|unsloth]
 
-A 4-bit Llama folder (`unsloth-train init --quantize nf4`; Unsloth also wants a tokenizer.json in it), LoRA on all seven
+A 4-bit folder (`unsloth-train init --quantize nf4`; Unsloth also wants a tokenizer.json in it), LoRA on all
 projections, bf16, 8-bit AdamW, clipping, random tokens: three steps ahead, then the median of eight. Needs a GPU and
 Unsloth, or transformers, peft and bitsandbytes (scripts/python_peers.txt).
 """
@@ -13,6 +13,7 @@ import json
 import time
 
 PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+PROJECTIONS += ["in_proj_qkv", "in_proj_z", "out_proj"]  # of gated delta nets
 
 
 def of_unsloth(asked):
