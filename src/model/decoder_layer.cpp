@@ -17,16 +17,6 @@
 namespace unsloth::model {
 namespace {
 
-/// The rows of tokens that are in segments; those after them only pad to what ranks can divide, and count as
-/// zeros.
-at::Tensor attended(const LayerContext& c, const at::Tensor& x_TN) {
-    return c.group.tp.alone() ? x_TN : x_TN.narrow(0, 0, c.tokens.segments.q_offsets.back());
-}
-void zero_added(const LayerContext& c, const at::Tensor& x_TN) {
-    const int64_t tokens = attended(c, x_TN).size(0), added = x_TN.size(0) - tokens;
-    if (added > 0) ops::zero_2d(c.group.ctx, x_TN.narrow(0, tokens, added));
-}
-
 /// The columns of q_proj: each head's query, and its gate next to it where attention's output has one.
 int64_t query_columns(const spec::ModelSpec& spec) {
     return spec.out_features(spec::Projection::q);
@@ -229,10 +219,7 @@ ops::AttentionShape attention_shape(const spec::ModelSpec& spec, int64_t layer) 
 
 void layer_forward(const LayerContext& c, const weights::LayerWeights& w, const LayerSaved& a,
                    const at::Tensor& x_next_tD, spec::LayerSteps steps) {
-    const weights::LayerLayout& layout = c.group.layout;
     const spec::ModelSpec& spec = c.spec;
-    const int64_t hidden = spec.hidden_size;
-
     if (spec.crosses(c.layer()) || spec.has_delta(c.layer())) {
         (spec.crosses(c.layer()) ? cross_forward : delta_forward)(c, w, a, steps);
         steps.qkv = steps.attention = false;
@@ -240,14 +227,7 @@ void layer_forward(const LayerContext& c, const weights::LayerWeights& w, const 
     if (steps.qkv) {
         ++c.counts.qkv;
         // 1 norm
-        const Activation h =
-            input_of(c, Group::qkv, w, c.scratch.h_full.narrow(1, 0, hidden + layout[Group::qkv].r), a.u_qkv_TR);
-        each_slice(c.group.tp, c.scratch, [&](const RowRange& range) {
-            with_rows(c, a, range, [&](const LayerContext& some, const LayerSaved& rows, const RowRange&) {
-                make_input(some, input_norm(some, w, rows), w[Group::qkv], h);
-            });
-        });
-        if (!c.group.tp.alone()) encode(c, h, hidden);
+        const Activation h = make_mixer_input(c, Group::qkv, w, a);
         // 2 q, k, v
         linear_forward(c.group, Group::qkv, w[Group::qkv], h, {.y_TN = a.qkv_TN, .z_TN = a.z_qkv_TN});
         observe_group(c, Group::qkv, a.qkv_TN);
@@ -324,11 +304,7 @@ void layer_backward(const LayerContext& c, const weights::LayerWeights& w, const
     input_backward(c.group, Group::qkv, w[Group::qkv], dqkv, a.u_qkv_TR,
                    input_gradient ? c.scratch.h_full.narrow(1, 0, spec.hidden_size) : at::Tensor());
     // 1 norm, onto the residual stream's gradient
-    each_slice(c.group.tp, c.scratch, [&](const RowRange& range) {
-        with_rows(c, a, range, [&](const LayerContext& some, const LayerSaved& rows, const RowRange&) {
-            input_norm_backward(some, input_norm(some, w, rows), some.scratch.dqkv_full, input_gradient);
-        });
-    });
+    mixer_input_backward(c, w, a, input_gradient);
 }
 
 }  // namespace unsloth::model

@@ -1,11 +1,12 @@
 // Legend: T tokens, D hidden, C channels of the convolution, V = H v values of all heads, H value heads, R adapters'
-// columns. The columns of qkv_TN: C, V of the gate z, H of b, H of a.
+// columns. The columns of qkv_TN: C, V of the gate z, H of b, H of a. Tensor-parallel ranks have some heads each.
 #include "model/delta_layer.h"
 
 #include "model/layer_parts.h"
 #include "model/normed_input.h"
 #include "unsloth/ops/dora.h"
 #include "unsloth/ops/gated_delta.h"
+#include "unsloth/weights/part.h"
 
 namespace unsloth::model {
 namespace {
@@ -28,9 +29,22 @@ ops::DeltaShape shape_of(const spec::DeltaSpec& delta) {
     return {delta.key_heads, delta.value_heads, delta.key_dim, delta.value_dim};
 }
 
-/// A convolution's weight [C, taps].
-at::Tensor taps_of(const spec::DeltaSpec& delta, const at::Tensor& weight) {
-    return weight.view({delta.channels(), delta.taps});
+/// This rank's channels, in runs: no channel of the convolution sees another.
+std::vector<weights::RowRun> channel_runs(const LayerContext& c) {
+    return weights::row_runs(c.group.layout[Group::delta_in].slices.front().part);
+}
+at::Tensor channels_of(const weights::RowRun& run, const at::Tensor& x_TC) {
+    return x_TC.narrow(1, run.own, run.rows);
+}
+/// Of the convolution's weight, or its gradient (which may be undefined), of all ranks' channels.
+at::Tensor taps_of(const LayerContext& c, const weights::RowRun& run, const at::Tensor& whole) {
+    return whole.defined() ? whole.view({-1, c.spec.delta->taps}).narrow(0, run.whole, run.rows) : whole;
+}
+
+/// Of all value heads' numbers, or their gradients (which may be undefined), those of this rank's.
+at::Tensor own_heads(const LayerContext& c, const at::Tensor& whole) {
+    const int64_t heads = c.spec.delta->value_heads;
+    return whole.defined() ? whole.narrow(0, c.group.tp.place().rank * heads, heads) : whole;
 }
 
 const ops::Segments& rows_of(const LayerContext& c) {
@@ -53,12 +67,14 @@ void clear_begun(const LayerContext& c, const DeltaKept& states) {
 
 /// What the delta rule reads: the convolved channels are made again.
 ops::DeltaInputs convolve(const LayerContext& c, const weights::LayerWeights& w, const LayerSaved& a) {
-    const spec::DeltaSpec& delta = *c.spec.delta;
-    const DeltaViews in = delta_views(delta, a.qkv_TN);
-    ops::short_conv_forward(c.group.ctx, rows_of(c), in.mixed_TC, taps_of(delta, w.norm(spec::TensorRole::delta_conv)),
-                            c.scratch.convolved_TC, kept(c, a.kept.inputs_NwC));
-    return {c.scratch.convolved_TC, in.b_TH, in.a_TH, w.norm(spec::TensorRole::delta_a_log),
-            w.norm(spec::TensorRole::delta_dt_bias)};
+    const DeltaViews in = delta_views(*c.spec.delta, attended(c, a.qkv_TN));
+    const at::Tensor convolved_TC = attended(c, c.scratch.convolved_TC);
+    for (const weights::RowRun& run : channel_runs(c))
+        ops::short_conv_forward(c.group.ctx, rows_of(c), channels_of(run, in.mixed_TC),
+                                taps_of(c, run, w.norm(spec::TensorRole::delta_conv)), channels_of(run, convolved_TC),
+                                kept(c, a.kept.inputs_NwC));
+    return {convolved_TC, in.b_TH, in.a_TH, own_heads(c, w.norm(spec::TensorRole::delta_a_log)),
+            own_heads(c, w.norm(spec::TensorRole::delta_dt_bias))};
 }
 
 }  // namespace
@@ -68,20 +84,20 @@ void delta_forward(const LayerContext& c, const weights::LayerWeights& w, const 
     const spec::DeltaSpec& delta = *c.spec.delta;
     if (steps.qkv) {
         ++c.counts.qkv;
-        const int64_t columns = c.spec.hidden_size + c.group.layout[Group::delta_in].r;
-        const Activation h = input_of(c, Group::delta_in, w, c.scratch.h_full.narrow(1, 0, columns), a.u_qkv_TR);
-        make_input(c, input_norm(c, w, a), w[Group::delta_in], h);
+        const Activation h = make_mixer_input(c, Group::delta_in, w, a);
         linear_forward(c.group, Group::delta_in, w[Group::delta_in], h, {.y_TN = a.qkv_TN, .z_TN = a.z_qkv_TN});
         observe_group(c, Group::delta_in, a.qkv_TN);
     }
     if (!steps.attention) return;
     ++c.counts.attention;
-    const at::Tensor o_THv = value_heads(delta, a.ungated_TN);
+    const at::Tensor o_THv = value_heads(delta, attended(c, a.ungated_TN));
     clear_begun(c, a.kept);
     ops::delta_rule_forward(c.group.ctx, shape_of(delta), rows_of(c), convolve(c, w, a), o_THv,
                             kept(c, a.kept.states_NHkv));
-    ops::gated_norm_forward(c.group.ctx, o_THv, delta_views(delta, a.qkv_TN).z_THv,
-                            w.norm(spec::TensorRole::delta_norm), c.spec.rms_norm_eps, value_heads(delta, a.o_full));
+    ops::gated_norm_forward(c.group.ctx, o_THv, delta_views(delta, attended(c, a.qkv_TN)).z_THv,
+                            w.norm(spec::TensorRole::delta_norm), c.spec.rms_norm_eps,
+                            value_heads(delta, attended(c, a.o_full)));
+    zero_added(c, a.o_full);
     fill_adapter_columns(c.group, Group::delta_out, w[Group::delta_out], {a.o_full}, {});
 }
 
@@ -89,20 +105,23 @@ void delta_backward(const LayerContext& c, const weights::LayerWeights& w, const
     ops::Context& ctx = c.group.ctx;
     const spec::DeltaSpec& delta = *c.spec.delta;
     const weights::MatrixGroup& layout = c.group.layout[Group::delta_in];
-    const DeltaViews in = delta_views(delta, a.qkv_TN),
-                     gradient = delta_views(delta, c.scratch.dqkv_full.narrow(1, 0, layout.n));
-    const at::Tensor dy_THv = value_heads(delta, c.scratch.h_full);
-    ops::gated_norm_backward(ctx, dy_THv, value_heads(delta, a.ungated_TN), in.z_THv,
+    const DeltaViews in = delta_views(delta, attended(c, a.qkv_TN)),
+                     gradient = delta_views(delta, attended(c, c.scratch.dqkv_full));
+    const at::Tensor dy_THv = value_heads(delta, attended(c, c.scratch.h_full)),
+                     dconvolved_TC = attended(c, c.scratch.dconvolved_TC);
+    ops::gated_norm_backward(ctx, dy_THv, value_heads(delta, attended(c, a.ungated_TN)), in.z_THv,
                              w.norm(spec::TensorRole::delta_norm), c.spec.rms_norm_eps, dy_THv, gradient.z_THv,
                              norm_gradient(c, spec::TensorRole::delta_norm));
     ops::delta_rule_backward(
         ctx, shape_of(delta), c.tokens.segments, convolve(c, w, a), dy_THv, c.scratch.states,
-        {c.scratch.dconvolved_TC, gradient.b_TH, gradient.a_TH, norm_gradient(c, spec::TensorRole::delta_a_log),
-         norm_gradient(c, spec::TensorRole::delta_dt_bias)});
-    const at::Tensor dtaps = norm_gradient(c, spec::TensorRole::delta_conv);
-    ops::short_conv_backward(ctx, c.tokens.segments, c.scratch.dconvolved_TC, in.mixed_TC,
-                             taps_of(delta, w.norm(spec::TensorRole::delta_conv)), gradient.mixed_TC,
-                             dtaps.defined() ? taps_of(delta, dtaps) : dtaps);
+        {dconvolved_TC, gradient.b_TH, gradient.a_TH, own_heads(c, norm_gradient(c, spec::TensorRole::delta_a_log)),
+         own_heads(c, norm_gradient(c, spec::TensorRole::delta_dt_bias))});
+    for (const weights::RowRun& run : channel_runs(c))
+        ops::short_conv_backward(ctx, c.tokens.segments, channels_of(run, dconvolved_TC), channels_of(run, in.mixed_TC),
+                                 taps_of(c, run, w.norm(spec::TensorRole::delta_conv)),
+                                 channels_of(run, gradient.mixed_TC),
+                                 taps_of(c, run, norm_gradient(c, spec::TensorRole::delta_conv)));
+    zero_added(c, c.scratch.dqkv_full);
     const at::Tensor dqkv_TN = c.scratch.dqkv_full.narrow(1, 0, layout.n);
     Activation dy = input_gradient ? gradient_of(c, Group::delta_in, w, c.scratch.dqkv_full, a.u_qkv_TR)
                                    : Activation{c.scratch.dqkv_full};
@@ -113,7 +132,7 @@ void delta_backward(const LayerContext& c, const weights::LayerWeights& w, const
                            magnitude_gradients(c.group, Group::delta_in));
     input_backward(c.group, Group::delta_in, w[Group::delta_in], dy, a.u_qkv_TR,
                    input_gradient ? c.scratch.h_full.narrow(1, 0, c.spec.hidden_size) : at::Tensor());
-    input_norm_backward(c, input_norm(c, w, a), c.scratch.dqkv_full, input_gradient);
+    mixer_input_backward(c, w, a, input_gradient);
 }
 
 }  // namespace unsloth::model

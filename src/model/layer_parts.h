@@ -17,6 +17,16 @@ inline at::Tensor heads_view(const at::Tensor& x_TN, int64_t begin, int64_t head
     return part.as_strided({part.size(0), heads, d}, {part.stride(0), d, 1}, part.storage_offset());
 }
 
+/// The rows of tokens that are in segments; those after them only pad to what ranks can divide, and count as
+/// zeros.
+inline at::Tensor attended(const LayerContext& c, const at::Tensor& x_TN) {
+    return c.group.tp.alone() ? x_TN : x_TN.narrow(0, 0, c.tokens.segments.q_offsets.back());
+}
+inline void zero_added(const LayerContext& c, const at::Tensor& x_TN) {
+    const int64_t tokens = attended(c, x_TN).size(0), added = x_TN.size(0) - tokens;
+    if (added > 0) ops::zero_2d(c.group.ctx, x_TN.narrow(0, tokens, added));
+}
+
 inline void observe(const LayerContext& c, const char* module, const at::Tensor& output) {
     if (c.group.observer != nullptr) (*c.group.observer)(cat("model.layers.", c.layer(), ".", module), output);
 }

@@ -1,6 +1,7 @@
 #include "model/normed_input.h"
 
 #include "model/layer_parts.h"
+#include "model/mlp.h"
 #include "unsloth/ops/norm.h"
 #include "unsloth/ops/rows.h"
 
@@ -58,6 +59,18 @@ void make_input(const LayerContext& c, const NormedInput& in, const weights::Ope
     observe(c, in.name, rows.h_TD);
 }
 
+Activation make_mixer_input(const LayerContext& c, Group g, const weights::LayerWeights& w, const LayerSaved& a) {
+    const int64_t hidden = c.spec.hidden_size, columns = hidden + c.group.layout[g].r;
+    const Activation h = input_of(c, g, w, c.scratch.h_full.narrow(1, 0, columns), a.u_qkv_TR);
+    each_slice(c.group.tp, c.scratch, [&](const RowRange& range) {
+        with_rows(c, a, range, [&](const LayerContext& some, const LayerSaved& rows, const RowRange&) {
+            make_input(some, input_norm(some, w, rows), w[g], h);
+        });
+    });
+    if (!c.group.tp.alone()) encode(c, h, hidden);
+    return h;
+}
+
 void norm_backward(const LayerContext& c, const NormedInput& in, bool input_gradient) {
     ops::Context& ctx = c.group.ctx;
     const at::Tensor h_tD = c.group.tp.own(c.scratch.h_full).narrow(1, 0, c.spec.hidden_size);
@@ -90,6 +103,15 @@ void input_norm_backward(const LayerContext& c, const NormedInput& in, const at:
     if (!c.group.trains_base) return;
     tp.gather(ctx, rows.full, in.name);
     matrix_backward(c.group, in.group, dy_full.narrow(1, 0, layout.n), rows.h_TD);
+}
+
+void mixer_input_backward(const LayerContext& c, const weights::LayerWeights& w, const LayerSaved& a,
+                          bool input_gradient) {
+    each_slice(c.group.tp, c.scratch, [&](const RowRange& range) {
+        with_rows(c, a, range, [&](const LayerContext& some, const LayerSaved& rows, const RowRange&) {
+            input_norm_backward(some, input_norm(some, w, rows), some.scratch.dqkv_full, input_gradient);
+        });
+    });
 }
 
 }  // namespace unsloth::model

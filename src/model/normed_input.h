@@ -23,6 +23,10 @@ NormedInput post_norm(const LayerContext& c, const weights::LayerWeights& w, con
 /// of it, whose codes are made where there is one rank; of several they are the caller's to make.
 void make_input(const LayerContext& c, const NormedInput& in, const weights::Operand& w, const Activation& h);
 
+/// What a layer's first product reads: make_input() of its input norm for all tokens, a tile of ranks' slices at a time,
+/// with its codes.
+Activation make_mixer_input(const LayerContext& c, Group g, const weights::LayerWeights& w, const LayerSaved& a);
+
 /// Of scratch.h_full, this rank's rows of a gradient of the norm's outputs: onto the gradient of the residual stream,
 /// and the norm's outputs in its place. `input_gradient` false: only these.
 void norm_backward(const LayerContext& c, const NormedInput& in, bool input_gradient);
@@ -31,5 +35,8 @@ void norm_backward(const LayerContext& c, const NormedInput& in, bool input_grad
 /// onto the gradient of the residual stream, and those of the norm's weight, A and a trained W. `input_gradient` false:
 /// the first of these is not needed, and scratch.h_full has nothing.
 void input_norm_backward(const LayerContext& c, const NormedInput& in, const at::Tensor& dy_full, bool input_gradient);
+/// The same of a layer's input norm, with scratch.dqkv_full, for all tokens as make_mixer_input().
+void mixer_input_backward(const LayerContext& c, const weights::LayerWeights& w, const LayerSaved& a,
+                          bool input_gradient);
 
 }  // namespace unsloth::model

@@ -49,7 +49,6 @@ void ModelPlan::require_delta() const {
         refuse("option.unsupported", "a prompt that rows share (preference.share_prompt, and all of grpo)",
                "Set preference.share_prompt to false.");
     if (!request_.cp.alone()) refuse("parallel.unsupported", "distributed.cp_size", "Leave it at 1.");
-    if (!request_.tp.alone()) refuse("parallel.unsupported", "distributed.tp_size", "Leave it at 1.");
 }
 
 void ModelPlan::require_images() const {

@@ -22,6 +22,14 @@ void require_divisible(TensorRank tp, const char* name, int64_t size, int64_t un
                        " columns, no multiple of ", alignment));
 }
 
+void slice_delta(DeltaSpec& delta, TensorRank tp) {
+    require_divisible(tp, "linear_num_key_heads", delta.key_heads, delta.key_dim);
+    require_divisible(tp, "linear_num_value_heads", delta.value_heads, delta.value_dim);
+    require_divisible(tp, "outputs of in_proj_b and in_proj_a", 2 * delta.value_heads, 1);
+    delta.key_heads /= tp.size;
+    delta.value_heads /= tp.size;
+}
+
 }  // namespace
 
 ModelSpec slice(const ModelSpec& model, TensorRank tp) {
@@ -33,10 +41,6 @@ ModelSpec slice(const ModelSpec& model, TensorRank tp) {
                         ": the model's q_norm and k_norm are over all heads together, of which ranks would have to sum "
                         "squares in each layer"),
                     "Leave tp_size at 1; pp_size, cp_size and data parallel ranks divide this model's work.");
-    if (model.delta)
-        throw Error("parallel.unsupported",
-                    cat("distributed.tp_size ", tp.size, ": gated delta nets are not cut by heads"),
-                    "Leave tp_size at 1; pp_size and data parallel ranks divide this model's work.");
     require_divisible(tp, "num_attention_heads", model.num_heads, model.head_dim);
     const bool dense = std::ranges::any_of(model.layers, [](const LayerSpec& layer) { return !layer.experts; });
     if (!model.experts || dense) require_divisible(tp, "intermediate_size", model.intermediate_size, 1);
@@ -49,6 +53,7 @@ ModelSpec slice(const ModelSpec& model, TensorRank tp) {
     own.num_kv_heads = std::max<int64_t>(1, model.num_kv_heads / tp.size);
     own.intermediate_size = model.intermediate_size / tp.size;
     if (own.experts) own.experts->intermediate_size /= tp.size;
+    if (own.delta) slice_delta(*own.delta, tp);
     return own;
 }
 
@@ -78,12 +83,21 @@ MatrixSlice slice_of_fused(const ModelSpec& model, Projection fused, TensorRank 
     return all;
 }
 
+/// Of in_proj_qkv the queries, keys and values of a rank's heads.
+MatrixSlice slice_of_channels(const ModelSpec& model, const DeltaSpec& own, TensorRank tp) {
+    const int64_t keys = own.keys(), values = own.values(), all_keys = model.delta->keys();
+    return {{tp.rank * keys, keys},
+            {0, model.hidden_size},
+            {{all_keys + tp.rank * keys, keys}, {2 * all_keys + tp.rank * values, values}}};
+}
+
 }  // namespace
 
 MatrixSlice slice_of(const ModelSpec& model, const LinearId& id, TensorRank tp) {
     const Projection p = id.projection;
     if (first_part(p) != p && !tp.alone()) return slice_of_fused(model, p, tp);
     const ModelSpec own = slice(model, tp);
+    if (p == Projection::delta_qkv && !tp.alone()) return slice_of_channels(model, *own.delta, tp);
     const int64_t n = own.out_features(id), k = own.in_features(id);
     if (is_cut_by_inputs(p)) return {{0, n}, {tp.rank * k, k}};
     const bool shared = (p == Projection::k || p == Projection::v) && model.num_kv_heads < tp.size;

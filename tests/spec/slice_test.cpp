@@ -24,6 +24,15 @@ spec::ModelSpec model() {
     return m;
 }
 
+/// With a gated delta net in its first layer.
+spec::ModelSpec hybrid() {
+    spec::ModelSpec m = model();
+    m.attention_output_gate = true;
+    m.delta = spec::DeltaSpec{.key_heads = 4, .value_heads = 16, .key_dim = 8, .value_dim = 24, .taps = 4};
+    m.layers[0].delta = true;
+    return m;
+}
+
 TEST(Slice, OfOneRankIsTheModel) {
     const spec::ModelSpec own = spec::slice(model(), {});
     EXPECT_EQ(own.num_heads, 12);
@@ -116,6 +125,39 @@ TEST(Slice, CutsEachExpert) {
     EXPECT_THROW(spec::slice(m, {0, 2}), Error);  // 97 are odd
 }
 
+/// A rank has whole heads: key heads, and the value heads that they serve, by all that is cut of them.
+TEST(Slice, CutsGatedDeltaNetsByKeyHeads) {
+    const spec::ModelSpec m = hybrid();
+    const spec::DeltaSpec& delta = *m.delta;
+    const int64_t serves = delta.value_heads / delta.key_heads;
+    for (const int size : {2, 4})
+        for (int rank = 0; rank < size; ++rank) {
+            const TensorRank tp{rank, size};
+            const spec::DeltaSpec own = *spec::slice(m, tp).delta;
+            EXPECT_EQ(own, (spec::DeltaSpec{delta.key_heads / size, delta.value_heads / size, delta.key_dim,
+                                            delta.value_dim, delta.taps}));
+            const int64_t key = rank * own.key_heads, value = key * serves;
+            const spec::MatrixSlice mixed = spec::slice_of(m, Projection::delta_qkv, tp);
+            EXPECT_EQ(mixed.row_count(), own.channels());
+            EXPECT_EQ(mixed.rows, (Range{key * delta.key_dim, own.keys()}));
+            ASSERT_EQ(mixed.more_rows.size(), 2U);
+            EXPECT_EQ(mixed.more_rows[0], (Range{delta.keys() + key * delta.key_dim, own.keys()}));
+            EXPECT_EQ(mixed.more_rows[1], (Range{2 * delta.keys() + value * delta.value_dim, own.values()}));
+            const Range values{value * delta.value_dim, own.values()}, heads{value, own.value_heads};
+            EXPECT_EQ(spec::slice_of(m, Projection::delta_z, tp), (spec::MatrixSlice{values, {0, 48}}));
+            EXPECT_EQ(spec::slice_of(m, Projection::delta_b, tp), (spec::MatrixSlice{heads, {0, 48}}));
+            EXPECT_EQ(spec::slice_of(m, Projection::delta_a, tp), (spec::MatrixSlice{heads, {0, 48}}));
+            EXPECT_EQ(spec::slice_of(m, Projection::delta_out, tp), (spec::MatrixSlice{{0, 48}, values}));
+        }
+    EXPECT_EQ(spec::slice_of(m, Projection::delta_qkv, {}), (spec::MatrixSlice{{0, delta.channels()}, {0, 48}}));
+}
+
+/// A head's query and the gate next to it stay together.
+TEST(Slice, CutsGatedQueriesByHeads) {
+    EXPECT_EQ(spec::slice_of(hybrid(), Projection::q, {1, 4}), (spec::MatrixSlice{{3 * 16, 3 * 16}, {0, 48}}));
+    EXPECT_EQ(spec::slice_of(hybrid(), Projection::o, {1, 4}), (spec::MatrixSlice{{0, 48}, {3 * 8, 3 * 8}}));
+}
+
 TEST(Slice, CutsTheVocabularyAtMultiplesOfEight) {
     int64_t next = 0;
     for (int rank = 0; rank < 4; ++rank) {
@@ -146,6 +188,11 @@ TEST(Slice, SaysWhichSizeDoesNotDivide) {
     EXPECT_NE(refusal(odd, 4).find("intermediate_size 98"), std::string::npos) << refusal(odd, 4);
     odd.intermediate_size = 92;
     EXPECT_NE(refusal(odd, 4).find("23 columns"), std::string::npos) << refusal(odd, 4);
+    odd = hybrid();
+    odd.delta->value_heads = 8;
+    EXPECT_NE(refusal(odd, 4).find("in_proj_b and in_proj_a 16 is 4 columns"), std::string::npos) << refusal(odd, 4);
+    odd.delta->key_heads = 2;
+    EXPECT_NE(refusal(odd, 4).find("linear_num_key_heads 2"), std::string::npos) << refusal(odd, 4);
     EXPECT_EQ(refusal(model(), 2), "");
 }
 

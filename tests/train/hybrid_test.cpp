@@ -76,7 +76,9 @@ TEST(Hybrid, RefusesByNameWhatItDoesNotDo) {
     asked = request();
     asked.lora->target_modules.emplace_back("in_proj_a");
     refuse(asked, "in_proj_a");
-    EXPECT_THROW(spec::slice(file->spec, {.rank = 0, .size = 2}), Error);
+    asked = request();
+    asked.tp = model::TensorParallel(spec::TensorRank{.rank = 0, .size = 4});
+    refuse(asked, "linear_num_key_heads 2");
 }
 
 /// Without names of its own an adapter is of all matrices but the two small ones.

@@ -45,8 +45,16 @@ inline std::string config_json(const Kind& kind) {
 }
 
 inline const std::string qwen3_tied = R"("tie_word_embeddings": true, "attention_bias": false)";
+/// A gated delta net in every second layer, of heads that four ranks divide.
+inline const std::string qwen3_5_mixed =
+    R"("full_attention_interval": 2, "linear_num_key_heads": 4, "linear_num_value_heads": 16,
+       "linear_key_head_dim": 16, "linear_value_head_dim": 16)";
 inline const std::string llama_biased = R"("tie_word_embeddings": false, "attention_bias": true, "mlp_bias": true)";
 inline const Flags all_adapters = {"--lora.target_modules", "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj"};
+
+inline const Flags hybrid_adapters = {
+    "--lora.target_modules",
+    "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj,in_proj_qkv,in_proj_z,out_proj"};
 
 inline const Flags attention_adapters = {"--lora.target_modules", "q_proj,k_proj,v_proj,o_proj"};
 

@@ -55,6 +55,12 @@ TEST_F(TensorParallelTest, LossesAndGradientsAreThoseOfOneProcess) {
     kinds.push_back({"fused_dora", "phi3", phi, false, fused + Flags{"--lora.use_dora", "true"}});
     kinds.push_back({"fused_full", "phi3", phi, false, {"--lora.finetuning_type", "full"}});
     kinds.insert(kinds.end(), kinds_with_experts.begin(), kinds_with_experts.end());
+    const std::string type = "qwen3_5_text";
+    kinds.push_back(
+        {"hybrid_nf4", type, qwen3_5_mixed, true, hybrid_adapters + Flags{"--lora.lora_dropout", "0.1"}});
+    kinds.push_back({"hybrid_int8", type, qwen3_5_mixed, false, hybrid_adapters + Flags{"--model.load_in_8bit", "true"}});
+    kinds.push_back({"hybrid_dora", type, qwen3_5_mixed, false, hybrid_adapters + Flags{"--lora.use_dora", "true"}});
+    kinds.push_back({"hybrid_full", type, qwen3_5_mixed, false, {"--lora.finetuning_type", "full"}});
     for (const Kind& kind : kinds) {
         const Result one = train_rank(config(kind), nullptr, tensor_steps);
         int64_t resident = std::numeric_limits<int64_t>::max();
