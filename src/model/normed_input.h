@@ -23,8 +23,8 @@ NormedInput post_norm(const LayerContext& c, const weights::LayerWeights& w, con
 /// of it, whose codes are made where there is one rank; of several they are the caller's to make.
 void make_input(const LayerContext& c, const NormedInput& in, const weights::Operand& w, const Activation& h);
 
-/// What a layer's first product reads: make_input() of its input norm for all tokens, a tile of ranks' slices at a time,
-/// with its codes.
+/// What a layer's first product reads: make_input() of its input norm for all tokens, a tile of ranks' slices at a
+/// time, with its codes.
 Activation make_mixer_input(const LayerContext& c, Group g, const weights::LayerWeights& w, const LayerSaved& a);
 
 /// Of scratch.h_full, this rank's rows of a gradient of the norm's outputs: onto the gradient of the residual stream,

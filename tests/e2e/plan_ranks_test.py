@@ -59,6 +59,19 @@ class PlanOfRanks(Planning):
         }.items():
             self.fail_with(USAGE, [words], "plan", *arguments, *sizes)
 
+    def test_slices_of_hybrid_models(self):
+        arguments = ("--gpu", "H200", "--max_seq_length", 2048, *HOST)
+        one = self.plan("--model.path", "qwen3.5-9b", *arguments)
+        two = self.plan("--model.path", "qwen3.5-9b", *arguments, "--gpus", 2, "--tp_size", 2)
+        self.assertTrue(two["fits"])
+        self.assertLess(two["device"]["base weights"], 0.85 * one["device"]["base weights"])  # embeddings are whole
+        for size, model_name, words in (
+            (3, "qwen3.5-9b", "num_attention_heads 16"),
+            (8, "qwen3.5-0.8b", "in_proj_b and in_proj_a 32 is 4 columns"),
+        ):
+            sizes = ("--model.path", model_name, *arguments, "--gpus", size, "--tp_size", size)
+            self.fail_with(USAGE, [words], "plan", *sizes)
+
     def test_ranks_that_share_rows_hold_longer_ones(self):
         arguments = ("--model.path", "llama-3.1-8b", "--gpu", "H200", "--per_device_train_batch_size", 1,
                      "--max_seq_length", 131072, "--weight_cache", "off", "--max_memory", '{"cpu": "400GiB"}')  # fmt: skip
@@ -179,13 +192,14 @@ class PlannedRanks(Ranks):
         length = 32  # which all rows fill
         rows = self.rows(32, shortest=length, longest=length)
         full = ("--finetuning_type", "full")
-        for mesh in (
+        meshes = (
             ("--tp_size", 2), ("--pp_size", 2), ("--pp_size", 2, "--pipeline_schedule", "interleaved"),
             ("--cp_size", 2), ("--zero_stage", 1, *full), ("--zero_stage", 2, *full), ("--zero_stage", 3, *full),
             ("--zero_stage", 3), ("--offload_optimizer", "cpu", *full),
-        ):  # fmt: skip
-            with self.subTest(mesh=mesh):
-                config = LLAMA | {"num_hidden_layers": 4 if "interleaved" in mesh else 2}
+        )  # fmt: skip
+        for family, mesh in ((QWEN3_5, meshes[0]), *((LLAMA, mesh) for mesh in meshes)):
+            with self.subTest(family=family["model_type"], mesh=mesh):
+                config = family | {"num_hidden_layers": 4 if "interleaved" in mesh else 2}
                 arguments = self.train_arguments(
                     model(config), rows, "--max_seq_length", length, "--per_device_train_batch_size", 2,
                     "--gradient_accumulation_steps", 4, "--max_steps", 0, *mesh,

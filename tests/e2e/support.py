@@ -74,6 +74,17 @@ QWEN3 = LLAMA | {
     "attention_bias": False,
     "tie_word_embeddings": True,
 }
+# Every second layer has a gated delta net.
+QWEN3_5 = LLAMA | {
+    "architectures": ["Qwen3_5ForCausalLM"],
+    "model_type": "qwen3_5_text",
+    "head_dim": 16,
+    "full_attention_interval": 2,
+    "linear_num_key_heads": 4,
+    "linear_num_value_heads": 16,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+}
 MISTRAL = LLAMA | {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 6}
 # The vocabulary of the example's tokenizer.
 TEXT_LLAMA = LLAMA | {"vocab_size": 2048, "max_position_embeddings": 512, "bos_token_id": 0, "eos_token_id": 1}

@@ -53,8 +53,7 @@ inline const std::string llama_biased = R"("tie_word_embeddings": false, "attent
 inline const Flags all_adapters = {"--lora.target_modules", "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj"};
 
 inline const Flags hybrid_adapters = {
-    "--lora.target_modules",
-    "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj,in_proj_qkv,in_proj_z,out_proj"};
+    "--lora.target_modules", "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj,in_proj_qkv,in_proj_z,out_proj"};
 
 inline const Flags attention_adapters = {"--lora.target_modules", "q_proj,k_proj,v_proj,o_proj"};
 

@@ -56,9 +56,9 @@ TEST_F(TensorParallelTest, LossesAndGradientsAreThoseOfOneProcess) {
     kinds.push_back({"fused_full", "phi3", phi, false, {"--lora.finetuning_type", "full"}});
     kinds.insert(kinds.end(), kinds_with_experts.begin(), kinds_with_experts.end());
     const std::string type = "qwen3_5_text";
+    kinds.push_back({"hybrid_nf4", type, qwen3_5_mixed, true, hybrid_adapters + Flags{"--lora.lora_dropout", "0.1"}});
     kinds.push_back(
-        {"hybrid_nf4", type, qwen3_5_mixed, true, hybrid_adapters + Flags{"--lora.lora_dropout", "0.1"}});
-    kinds.push_back({"hybrid_int8", type, qwen3_5_mixed, false, hybrid_adapters + Flags{"--model.load_in_8bit", "true"}});
+        {"hybrid_int8", type, qwen3_5_mixed, false, hybrid_adapters + Flags{"--model.load_in_8bit", "true"}});
     kinds.push_back({"hybrid_dora", type, qwen3_5_mixed, false, hybrid_adapters + Flags{"--lora.use_dora", "true"}});
     kinds.push_back({"hybrid_full", type, qwen3_5_mixed, false, {"--lora.finetuning_type", "full"}});
     for (const Kind& kind : kinds) {
@@ -79,16 +79,31 @@ TEST_F(TensorParallelTest, LossesAndGradientsAreThoseOfOneProcess) {
     }
 }
 
+/// With data-parallel copies, and whatever layers keep, and where.
+TEST_F(TensorParallelTest, HybridLayersTrainTheSameOnEveryMesh) {
+    const Kind kind{
+        "hybrid", "qwen3_5_text", qwen3_5_mixed, true, hybrid_adapters + Flags{"--lora.lora_dropout", "0.1"}, 4};
+    const Flags two{"--distributed.tp_size", "2"};
+    constexpr int few_steps = 4;
+    const Result one = train_rank(config(kind), nullptr, few_steps, 2);
+    for (const Result& rank : train_ranks(config(kind, two), 4, few_steps, 2)) expect_as_one_process(rank, one, "dp 2");
+    const std::vector<Result> kept = train_ranks(config(kind, two), 2, few_steps, 2);
+    for (const char* const keep : {"mlp", "attention", "full", "full+offload"}) {
+        const Flags again{"--training.gradient_checkpointing", keep};
+        for (const Result& rank : train_ranks(config(kind, two + again), 2, few_steps, 2)) {
+            EXPECT_EQ(rank.losses, kept[0].losses) << keep;
+            expect_same_bits(rank.values, kept[0].values);
+        }
+    }
+}
+
 /// Rows of dy are quantised as far as a rank has them: other codes, no worse ones. So are those of logits' gradients,
 /// where slices of the vocabulary fill a product's operands, as those of 352 do.
 TEST_F(TensorParallelTest, CodesOfSlicesAreAsNearAsThoseOfOneProcess) {
-    for (const int vocabulary : {331, 352}) {
-        const Kind kind{.name = cat("coded", vocabulary),
-                        .type = "llama",
-                        .extra = llama_biased,
-                        .nf4 = true,
-                        .flags = all_adapters,
-                        .vocabulary = vocabulary};
+    std::vector<Kind> kinds(3, {"coded", "llama", llama_biased, true, all_adapters});
+    kinds[1].name = "coded head", kinds[1].vocabulary = 352;
+    kinds[2] = {"coded hybrid", "qwen3_5_text", qwen3_5_mixed, true, hybrid_adapters};
+    for (const Kind& kind : kinds) {
         const Result exact = train_rank(config(kind), nullptr, 1);
         const auto distance = [&](const Result& got) {
             double squares = 0, of_exact = 0;
@@ -103,8 +118,8 @@ TEST_F(TensorParallelTest, CodesOfSlicesAreAsNearAsThoseOfOneProcess) {
             const double one = distance(train_rank(config(kind, coded), nullptr, 1));
             EXPECT_GT(one, 0.005);
             for (const Result& rank : train_ranks(config(kind, coded + Flags{"--distributed.tp_size", "2"}), 2, 1)) {
-                EXPECT_LT(distance(rank), 1.2 * one) << compute_dtype << ", " << vocabulary;
-                EXPECT_GT(distance(rank), 0.8 * one) << compute_dtype << ", " << vocabulary;
+                EXPECT_LT(distance(rank), 1.2 * one) << compute_dtype << ", " << kind.name;
+                EXPECT_GT(distance(rank), 0.8 * one) << compute_dtype << ", " << kind.name;
                 EXPECT_NEAR(rank.losses[0], exact.losses[0], 0.01 * exact.losses[0]);
             }
         }
@@ -116,6 +131,7 @@ TEST_F(TensorParallelTest, ARankHasItsSlicesOfTheResidualStream) {
     const std::vector<Kind> kinds = {
         {"lora", "llama", llama_biased, true, all_adapters + Flags{"--lora.lora_dropout", "0.1"}},
         {"full", "qwen3", qwen3_tied, false, {"--lora.finetuning_type", "full"}},
+        {"hybrid_full", "qwen3_5_text", qwen3_5_mixed, false, {"--lora.finetuning_type", "full"}},
     };
     constexpr int few_steps = 4;
     for (const Kind& kind : kinds) {
