@@ -34,6 +34,17 @@ BASE = LLAMA | {
     "max_position_embeddings": 2048,
     "torch_dtype": "bfloat16",
 }
+# Gated delta nets in four layers, with heads that the kernels on tensor cores take.
+HYBRID = BASE | {
+    "architectures": ["Qwen3_5ForCausalLM"],
+    "model_type": "qwen3_5_text",
+    "head_dim": 64,
+    "full_attention_interval": 3,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 8,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+}
 ON_HOST = json.dumps({"model.layers": "cpu", "model.embed_tokens": "cpu", "lm_head": 0})
 ON_DISK = json.dumps({"": 0, "model.layers.0-2": "disk", "model.layers.4": "cpu", "model.layers.5": "disk"})
 POISON = 5  # a token that no row has but the one that is to spoil a step

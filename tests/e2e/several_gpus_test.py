@@ -8,8 +8,8 @@ import math
 import sys
 import unittest
 
-from gpu_support import ADAPTER, ON_HOST, OnGpu, gpus, ids
-from support import OK, RUNTIME, SIGTERM_SAVED, main, write_rows
+from gpu_support import ADAPTER, HYBRID, ON_HOST, OnGpu, gpus, ids
+from support import OK, RUNTIME, SIGTERM_SAVED, main, model, write_rows
 
 
 @unittest.skipUnless(gpus(2), "needs two GPUs")
@@ -189,12 +189,12 @@ class SharedModel(OnGpu):
     def words(self):
         return self.WORDS
 
-    def check_meshes(self, tolerance, meshes, *extra):
-        self.succeed(*self.arguments("alone", *self.WORDS, *extra))
+    def check_meshes(self, tolerance, meshes, *extra, base=None):
+        self.succeed(*self.arguments("alone", *self.WORDS, *extra, base=base))
         alone = self.steps(self.folder / "alone")
         for name, mesh in meshes.items():
             with self.subTest(name):
-                code, err = self.launch(self.RANKS, *self.arguments(name, *self.words(), *mesh, *extra))
+                code, err = self.launch(self.RANKS, *self.arguments(name, *self.words(), *mesh, *extra, base=base))
                 self.assertEqual(code, OK, err)
                 together = self.steps(self.folder / name)
                 self.assertEqual(len(together), 6)
@@ -210,8 +210,8 @@ class SharedModel(OnGpu):
 class TwoSlices(SharedModel):
     """Tensor parallel. Rows' lengths are such that many micro-batches have an odd number of tokens."""
 
-    def check_as_alone(self, tolerance, *extra):
-        self.check_meshes(tolerance, {"slices": ["--tp_size", "2"]}, *extra)
+    def check_as_alone(self, tolerance, *extra, base=None):
+        self.check_meshes(tolerance, {"slices": ["--tp_size", "2"]}, *extra, base=base)
 
     def test_adapters(self):
         self.check_as_alone(
@@ -227,6 +227,17 @@ class TwoSlices(SharedModel):
 
     def test_full_training_of_what_is_computed_again(self):
         self.check_as_alone(1e-4, "--dtype", "float32", "--finetuning_type", "full", "--gradient_checkpointing", "full")
+
+    def test_hybrid_layers(self):
+        base = model(HYBRID, dtype="bfloat16")
+        self.check_as_alone(1e-5, "--dtype", "float32", "--lora.lora_dropout", "0.1", base=base)
+
+    def test_hybrid_layers_in_half_precision(self):
+        self.check_as_alone(2e-3, "--dtype", "bfloat16", base=model(HYBRID, dtype="bfloat16"))
+
+    def test_hybrid_layers_trained_in_full(self):
+        more = ["--finetuning_type", "full", "--gradient_checkpointing", "full"]
+        self.check_as_alone(1e-4, "--dtype", "float32", *more, base=model(HYBRID, dtype="bfloat16"))
 
     def test_offloaded_activations(self):
         self.check_as_alone(1e-5, "--dtype", "float32", "--gradient_checkpointing", "mlp+offload")
