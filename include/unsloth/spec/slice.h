@@ -1,7 +1,6 @@
 // Tensor parallel: what of a model's matrices each of the ranks has that compute a layer together (Megatron-LM, arXiv
 // 1909.08053). q, k, v, gate and up are cut by outputs, o and down by inputs, each expert's too, lm_head by the
-// vocabulary; norms, routers and the embeddings are everyone's. Gated delta nets are cut by key heads, each with the
-// value heads that it serves.
+// vocabulary; norms, routers and the embeddings are everyone's. Gated delta nets are cut by key heads.
 #pragma once
 
 #include <cstdint>
@@ -28,8 +27,7 @@ struct Range {
 
 struct MatrixSlice {
     Range rows, columns;
-    std::vector<Range> more_rows = {};  ///< of a matrix whose rows are of several projections: what follows `rows`;
-                                        ///< of delta_qkv: keys and values after queries
+    std::vector<Range> more_rows = {};  ///< of a matrix whose rows are of several projections: what follows `rows`
     int64_t row_count() const;
     bool operator==(const MatrixSlice&) const = default;
 };
