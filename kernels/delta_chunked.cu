@@ -1,4 +1,4 @@
-// The delta rule by chunks: its passes in order, and what they leave for one another. See delta_prepare.cu,
+// The delta rule by chunks: what its passes leave for one another, and the last sums. See delta_prepare.cu,
 // delta_scan.cu, delta_gradient.cu.
 #include "kernels/common/device.cuh"
 #include "kernels/common/launch.h"
@@ -73,46 +73,19 @@ int64_t delta_chunked_scratch_bytes(const DeltaHeads& shape, int64_t tokens, int
     return parts.used();
 }
 
-void delta_chunked_forward(const DeltaForward& p, void* workspace, cudaStream_t stream) {
-    if (p.segments.tokens == 0) return;
+void delta_chunked_place(DeltaRule& p, void* workspace, void* states) {
     Parts parts(workspace);
-    DeltaChunked all{};
-    all.shape = p.shape;
-    all.segments = p.segments;
-    all.in = p.in;
-    all.o = p.o;
-    all.kept = p.kept;
-    all.scratch = scratch_in(parts, p.shape, p.segments.tokens, p.segments.count);
-    all.slots = slots_of(p.segments.tokens, p.segments.count);
-    delta_prepare(all, stream);
-    delta_scan(all, stream);
+    p.scratch = scratch_in(parts, p.shape, p.segments.tokens, p.segments.count);
+    p.slots = slots_of(p.segments.tokens, p.segments.count);
+    if (states == nullptr) return;
+    p.scratch.S = static_cast<__nv_bfloat16*>(states);
+    p.scratch.dS = p.scratch.S + p.slots * p.shape.value_heads * head_size * head_size;
 }
 
-void delta_chunked_backward(const DeltaBackward& p, void* states, void* workspace, cudaStream_t stream) {
-    if (p.segments.tokens == 0) return;
-    Parts parts(workspace);
-    DeltaChunked all{};
-    all.shape = p.shape;
-    all.segments = p.segments;
-    all.in = p.in;
-    all.dout = p.dout;
-    all.out = p.out;
-    all.scratch = scratch_in(parts, p.shape, p.segments.tokens, p.segments.count);
-    all.slots = slots_of(p.segments.tokens, p.segments.count);
-    all.scratch.S = static_cast<__nv_bfloat16*>(states);
-    all.scratch.dS = all.scratch.S + all.slots * p.shape.value_heads * head_size * head_size;
-    delta_prepare(all, stream);
-    delta_scan(all, stream);
-    delta_scan_back(all, stream);
-    delta_gradient(all, stream);
-    delta_add_over_tokens(all.scratch.per_token, p.segments.tokens, p.shape.value_heads, p.out, stream);
-}
-
-void delta_add_over_tokens(const float* per_token, int64_t tokens, int heads, const DeltaWritten& out,
-                           cudaStream_t stream) {
-    if (out.a_log == nullptr && out.dt_bias == nullptr) return;
-    UNSLOTH_LAUNCH(add_over_tokens_kernel, dim3(static_cast<unsigned>(heads)), dim3(sum_threads), 0, stream, per_token,
-                   tokens, heads, out.a_log, out.dt_bias);
+void delta_add_over_tokens(const DeltaRule& p, cudaStream_t stream) {
+    if (p.out.a_log == nullptr && p.out.dt_bias == nullptr) return;
+    UNSLOTH_LAUNCH(add_over_tokens_kernel, dim3(static_cast<unsigned>(p.shape.value_heads)), dim3(sum_threads), 0,
+                   stream, p.scratch.per_token, p.segments.tokens, p.shape.value_heads, p.out.a_log, p.out.dt_bias);
 }
 
 }  // namespace unsloth::kernels

@@ -42,7 +42,7 @@ __device__ __forceinline__ void add_scaled(float4& to, float factor, const float
 }
 
 template <class T>
-__global__ void __launch_bounds__(decode_threads) decode_kernel(const DeltaForward p) {
+__global__ void __launch_bounds__(decode_threads) decode_kernel(const DeltaRule p) {
     __shared__ DecodeShared s;
     begin_after_previous(static_cast<uint32_t>(p.segments.tokens));
     const int token = static_cast<int>(blockIdx.x), head = static_cast<int>(blockIdx.y);
@@ -103,7 +103,7 @@ __global__ void __launch_bounds__(decode_threads) decode_kernel(const DeltaForwa
 }  // namespace
 }  // namespace delta
 
-void delta_decode(const DeltaForward& p, cudaStream_t stream) {
+void delta_decode(const DeltaRule& p, cudaStream_t stream) {
     if (p.segments.tokens == 0) return;
     dispatch_floating(p.in.type, [&](auto tag) {
         using T = typename decltype(tag)::type;

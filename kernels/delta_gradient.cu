@@ -128,7 +128,7 @@ __device__ __forceinline__ float next_state(bf16* tile, const bf16* dS) {
 
 /// The gradients of a token's b and a, by 64 threads, after the sums are in shared memory.
 template <class T>
-__device__ __forceinline__ void write_gates(GradientShared& s, const DeltaChunked& p, const Chunk& c, int head,
+__device__ __forceinline__ void write_gates(GradientShared& s, const DeltaRule& p, const Chunk& c, int head,
                                             float dot) {
     const int i = static_cast<int>(threadIdx.x);
     if (i >= chunk || i >= c.count) return;
@@ -146,8 +146,7 @@ __device__ __forceinline__ void write_gates(GradientShared& s, const DeltaChunke
 }
 
 template <class T>
-__device__ __forceinline__ void load_head(GradientShared& s, const DeltaChunked& p, const Chunk& c, int slot,
-                                          int head) {
+__device__ __forceinline__ void load_head(GradientShared& s, const DeltaRule& p, const Chunk& c, int slot, int head) {
     const int64_t at = int64_t{slot} * p.shape.value_heads + head;
     const int column = p.shape.value_column(head);
     load_tile<chunk, dim, gradient_threads>(s.values, row_of<T>(p.in.mixed, c.begin, column), p.in.mixed.stride,
@@ -189,7 +188,7 @@ __device__ __forceinline__ void write_directions(GradientShared& s, float (&d)[1
 }
 
 template <class T>
-__global__ void __launch_bounds__(gradient_threads) gradient_kernel(const DeltaChunked p) {
+__global__ void __launch_bounds__(gradient_threads) gradient_kernel(const DeltaRule p) {
     extern __shared__ __align__(16) unsigned char delta_shared[];
     GradientShared& s = *reinterpret_cast<GradientShared*>(delta_shared);
     const int slot = static_cast<int>(blockIdx.x), key_head = static_cast<int>(blockIdx.y);
@@ -259,7 +258,7 @@ __global__ void __launch_bounds__(gradient_threads) gradient_kernel(const DeltaC
 }  // namespace
 }  // namespace delta
 
-void delta_gradient(const DeltaChunked& p, cudaStream_t stream) {
+void delta_gradient(const DeltaRule& p, cudaStream_t stream) {
     const auto run = [&](auto kernel) {
         launch_kernel(kernel,
                       {.grid = dim3(static_cast<unsigned>(p.slots), static_cast<unsigned>(p.shape.key_heads)),

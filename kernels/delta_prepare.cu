@@ -77,7 +77,7 @@ __device__ __forceinline__ void solve_column(const float (*A)[chunk], int column
 }
 
 template <class T>
-__global__ void __launch_bounds__(prepare_threads, 1) prepare_kernel(const DeltaChunked p) {
+__global__ void __launch_bounds__(prepare_threads, 1) prepare_kernel(const DeltaRule p) {
     extern __shared__ __align__(16) unsigned char delta_shared[];
     PrepareShared& s = *reinterpret_cast<PrepareShared*>(delta_shared);
     const int slot = static_cast<int>(blockIdx.x), key_head = static_cast<int>(blockIdx.y);
@@ -135,7 +135,7 @@ __global__ void __launch_bounds__(prepare_threads, 1) prepare_kernel(const Delta
 }  // namespace
 }  // namespace delta
 
-void delta_prepare(const DeltaChunked& p, cudaStream_t stream) {
+void delta_prepare(const DeltaRule& p, cudaStream_t stream) {
     const auto run = [&](auto kernel) {
         launch_kernel(kernel,
                       {.grid = dim3(static_cast<unsigned>(p.slots), static_cast<unsigned>(p.shape.key_heads)),

@@ -107,7 +107,7 @@ __device__ void advance(Token& t, int k, int v, float* S) {
 }
 
 template <class T>
-__global__ void __launch_bounds__(recurrent_threads, 1) recurrent_forward_kernel(const DeltaForward p) {
+__global__ void __launch_bounds__(recurrent_threads, 1) recurrent_forward_kernel(const DeltaRule p) {
     extern __shared__ __align__(16) float recurrent_shared[];
     begin_after_previous(static_cast<uint32_t>(p.segments.tokens));
     const int k = p.shape.key_dim, v = p.shape.value_dim, head = static_cast<int>(blockIdx.x) % p.shape.value_heads,
@@ -149,7 +149,7 @@ struct PairScratch {
 
 /// The states of a segment's value head where chunks begin.
 template <class T>
-__device__ void write_borders(Token& t, const DeltaBackward& p, int begin, int end, int head, float* S, float* borders,
+__device__ void write_borders(Token& t, const DeltaRule& p, int begin, int end, int head, float* S, float* borders,
                               int64_t between) {
     const int k = p.shape.key_dim, v = p.shape.value_dim;
     for (int i = threadIdx.x; i < k * v; i += recurrent_threads) S[i] = 0.0f;
@@ -168,8 +168,8 @@ __device__ void write_borders(Token& t, const DeltaBackward& p, int begin, int e
 /// A token's gradients, given dS of its state, which becomes that of the one before. dq and dk (rows of the token) are
 /// added to. `before` and `after`: its states.
 template <class T>
-__device__ void step_back(Token& t, const DeltaBackward& p, int token, int head, const float* before,
-                          const float* after, float* dS, float* dq, float* dk, float* dvalue, float* per_token) {
+__device__ void step_back(Token& t, const DeltaRule& p, int token, int head, const float* before,
+                          const float* after, float* dS, float* dq, float* dk, float* dvalue) {
     const int k = p.shape.key_dim, v = p.shape.value_dim, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const T* const dout = static_cast<const T*>(p.dout.data) + token * p.dout.token_stride + head * p.dout.head_stride;
     for (int i = warp; i < k; i += recurrent_warps) {
@@ -217,8 +217,8 @@ __device__ void step_back(Token& t, const DeltaBackward& p, int token, int head,
         from_float<T>(dbeta * t.gates.beta * (1.0f - t.gates.beta));
     static_cast<T*>(p.out.a.data)[token * p.out.a.stride + head] = from_float<T>(da);
     const int64_t at = int64_t{token} * p.shape.value_heads + head;
-    per_token[at] = da;
-    per_token[p.segments.tokens * p.shape.value_heads + at] = dlog_decay * t.gates.log_decay;
+    p.scratch.per_token[at] = da;
+    p.scratch.per_token[p.segments.tokens * p.shape.value_heads + at] = dlog_decay * t.gates.log_decay;
 }
 
 /// Of a query or key as it was before it was divided by its length.
@@ -234,8 +234,8 @@ __device__ void write_direction(Token& t, const float* d, const float* direction
 
 /// A chunk of one value head, from its last token to its first.
 template <class T>
-__device__ void chunk_back(Token& t, const DeltaBackward& p, int from, int to, int head, const float* border, float* S,
-                           const PairScratch& own, float* dS, float* dvalue, float* per_token) {
+__device__ void chunk_back(Token& t, const DeltaRule& p, int from, int to, int head, const float* border, float* S,
+                           const PairScratch& own, float* dS, float* dvalue) {
     const int k = p.shape.key_dim, v = p.shape.value_dim, state = k * v;
     for (int i = threadIdx.x; i < state; i += recurrent_threads) S[i] = own.states[i] = border[i];
     __syncthreads();
@@ -254,27 +254,27 @@ __device__ void chunk_back(Token& t, const DeltaBackward& p, int from, int to, i
         advance(t, k, v, S);  // its error and delta once more
         __syncthreads();
         step_back<T>(t, p, token, head, before, before + state, dS, own.dq + (token - from) * k,
-                     own.dk + (token - from) * k, dvalue, per_token);
+                     own.dk + (token - from) * k, dvalue);
         __syncthreads();
     }
 }
 
 template <class T>
 __global__ void __launch_bounds__(recurrent_threads, 1)
-    recurrent_backward_kernel(const DeltaBackward p, float* borders, float* scratch, float* per_token) {
+    recurrent_backward_kernel(const DeltaRule p) {
     extern __shared__ __align__(16) float recurrent_shared[];
     const DeltaHeads& shape = p.shape;
     const int k = shape.key_dim, v = shape.value_dim, state = k * v;
     float *const S = recurrent_shared, *const dvalue = S + state;
     Token t = token_in(dvalue + v, k, v);
-    const PairScratch own(scratch + blockIdx.x * PairScratch::floats(shape), shape);
+    const PairScratch own(p.scratch.of_blocks + blockIdx.x * PairScratch::floats(shape), shape);
     for (int pair = blockIdx.x; pair < p.segments.count * shape.key_heads; pair += gridDim.x) {
         const int segment = pair / shape.key_heads, head0 = pair % shape.key_heads * shape.served();
         const int begin = p.segments.offsets[segment], end = p.segments.offsets[segment + 1];
         const int64_t slot = begin / recurrent_chunk + segment, between = int64_t{shape.value_heads} * state;
+        const auto borders_of = [&](int head) { return p.scratch.borders + slot * between + int64_t{head} * state; };
         for (int h = 0; h < shape.served(); ++h)
-            write_borders<T>(t, p, begin, end, head0 + h, S, borders + slot * between + int64_t{head0 + h} * state,
-                             between);
+            write_borders<T>(t, p, begin, end, head0 + h, S, borders_of(head0 + h), between);
         for (int i = threadIdx.x; i < shape.served() * state; i += recurrent_threads) own.dS[i] = 0.0f;
         for (int n = (end - begin - 1) / recurrent_chunk; n >= 0; --n) {
             const int from = begin + n * recurrent_chunk, to = min(from + recurrent_chunk, end);
@@ -282,8 +282,7 @@ __global__ void __launch_bounds__(recurrent_threads, 1)
             for (int i = threadIdx.x; i < recurrent_chunk * k; i += recurrent_threads) own.dq[i] = own.dk[i] = 0.0f;
             __syncthreads();
             for (int h = 0; h < shape.served(); ++h)
-                chunk_back<T>(t, p, from, to, head0 + h, borders + (slot + n) * between + int64_t{head0 + h} * state, S,
-                              own, own.dS + int64_t{h} * state, dvalue, per_token);
+                chunk_back<T>(t, p, from, to, head0 + h, borders_of(head0 + h) + n * between, S, own, own.dS + int64_t{h} * state, dvalue);
             for (int token = from; token < to; ++token) {
                 read_token<T>(t, shape, p.in, token, head0);
                 T* const out =
@@ -310,8 +309,7 @@ unsigned pairs_at_once(const DeltaHeads& shape, int64_t segments) {
 }  // namespace
 }  // namespace delta
 
-void delta_recurrent_forward(const DeltaForward& p, cudaStream_t stream) {
-    if (p.segments.tokens == 0) return;
+void delta_recurrent_forward(const DeltaRule& p, cudaStream_t stream) {
     dispatch_floating(p.in.type, [&](auto tag) {
         using T = typename decltype(tag)::type;
         launch_kernel(delta::recurrent_forward_kernel<T>,
@@ -330,10 +328,13 @@ int64_t delta_recurrent_scratch_bytes(const DeltaHeads& shape, int64_t tokens, i
     return floats * static_cast<int64_t>(sizeof(float));
 }
 
-void delta_recurrent_backward(const DeltaBackward& p, float* states, void* workspace, cudaStream_t stream) {
-    if (p.segments.tokens == 0) return;
-    auto* const per_token = static_cast<float*>(workspace);
-    float* const scratch = per_token + 2 * p.segments.tokens * p.shape.value_heads;
+void delta_recurrent_place(DeltaRule& p, void* workspace, void* states) {
+    p.scratch.borders = static_cast<float*>(states);
+    p.scratch.per_token = static_cast<float*>(workspace);
+    p.scratch.of_blocks = p.scratch.per_token + 2 * p.segments.tokens * p.shape.value_heads;
+}
+
+void delta_recurrent_backward(const DeltaRule& p, cudaStream_t stream) {
     dispatch_floating(p.in.type, [&](auto tag) {
         using T = typename decltype(tag)::type;
         launch_kernel(delta::recurrent_backward_kernel<T>,
@@ -341,9 +342,8 @@ void delta_recurrent_backward(const DeltaBackward& p, float* states, void* works
                        .threads = dim3(delta::recurrent_threads),
                        .shared_bytes = delta::shared_bytes_of(p.shape, p.shape.value_dim),
                        .stream = stream},
-                      p, states, scratch, per_token);
+                      p);
     });
-    delta_add_over_tokens(per_token, p.segments.tokens, p.shape.value_heads, p.out, stream);
 }
 
 }  // namespace unsloth::kernels

@@ -37,28 +37,12 @@ struct DeltaKept {
     __device__ bool keeps(int segment) const { return data != nullptr && rows[segment] < places; }
 };
 
-struct DeltaForward {
-    DeltaHeads shape;
-    DeltaSegments segments;
-    DeltaRead in;
-    Heads o;  ///< [T, H, v]
-    DeltaKept kept;
-};
-
 struct DeltaWritten {
     Matrix mixed, b, a;
     float *a_log = nullptr, *dt_bias = nullptr;  ///< [H], +=; nullptr: not wanted
 };
 
-struct DeltaBackward {
-    DeltaHeads shape;
-    DeltaSegments segments;
-    DeltaRead in;
-    ConstHeads dout;  ///< [T, H, v]
-    DeltaWritten out;
-};
-
-/// What the chunked kernels make for one another: of each slot (tokens / 64 + segments of them) and head.
+/// What the kernels make for one another: of each slot (tokens / 64 + segments of them) and head.
 struct DeltaScratch {
     __nv_bfloat16* solve = nullptr;             ///< [slots, H, 64, 64]: (I + A)^-1 diag(beta)
     __nv_bfloat16* scores = nullptr;            ///< [slots, H, 64, 64]: of queries and keys, with decay
@@ -66,16 +50,17 @@ struct DeltaScratch {
     float* lengths = nullptr;                   ///< [slots, G, 2, 64]: factors of queries and of keys
     float* per_token = nullptr;                 ///< [2, T, H]: gradients of a and of a_log; backward
     __nv_bfloat16 *S = nullptr, *dS = nullptr;  ///< [slots, H, k, v] where chunks begin, and where they end; backward
+    float *borders = nullptr, *of_blocks = nullptr;  ///< of the recurrent kernels' backward
 };
 
-/// What the chunked kernels take: both directions' arguments, those of the other one empty.
-struct DeltaChunked {
+/// Both directions' arguments, those of the other one empty.
+struct DeltaRule {
     DeltaHeads shape;
     DeltaSegments segments;
     DeltaRead in;
-    Heads o;
+    Heads o;  ///< [T, H, v]
     DeltaKept kept;
-    ConstHeads dout;
+    ConstHeads dout;  ///< [T, H, v]
     DeltaWritten out;
     DeltaScratch scratch;
     int64_t slots = 0;
@@ -83,29 +68,28 @@ struct DeltaChunked {
 
 /// Whether the kernels by tensor cores take such heads: 16-bit types, k = v = 128. Rows are aligned to 16 bytes.
 bool delta_chunked_serves(const DeltaHeads& shape, spec::DType type);
-/// Of `scratch`, but for S and dS.
+/// Of DeltaScratch in a workspace, but for what is of `states`.
 int64_t delta_chunked_scratch_bytes(const DeltaHeads& shape, int64_t tokens, int64_t segments);
-/// `workspace`: of delta_chunked_scratch_bytes.
-void delta_chunked_forward(const DeltaForward& params, void* workspace, cudaStream_t stream);
-/// `states`: 4 bytes for each slot, value head, k and v.
-void delta_chunked_backward(const DeltaBackward& params, void* states, void* workspace, cudaStream_t stream);
+/// Sets slots and scratch. `states`: 4 bytes for each slot, value head, k and v; nullptr: forward.
+void delta_chunked_place(DeltaRule& params, void* workspace, void* states);
 
 // Its passes, in this order (delta_prepare.cu, delta_scan.cu, delta_gradient.cu).
-void delta_prepare(const DeltaChunked& params, cudaStream_t stream);
-void delta_scan(const DeltaChunked& params, cudaStream_t stream);  ///< o, where there is one; S, where there is one
-void delta_scan_back(const DeltaChunked& params, cudaStream_t stream);  ///< dS, and the gradient of values
-void delta_gradient(const DeltaChunked& params, cudaStream_t stream);   ///< all others
-/// a_log and dt_bias += the sums over tokens of per_token [2, T, H].
-void delta_add_over_tokens(const float* per_token, int64_t tokens, int heads, const DeltaWritten& out,
-                           cudaStream_t stream);
+void delta_prepare(const DeltaRule& params, cudaStream_t stream);
+void delta_scan(const DeltaRule& params, cudaStream_t stream);       ///< o, where there is one; S, where there is one
+void delta_scan_back(const DeltaRule& params, cudaStream_t stream);  ///< dS, and the gradient of values
+void delta_gradient(const DeltaRule& params, cudaStream_t stream);   ///< all others but for the sums over tokens
+/// a_log and dt_bias += the sums over tokens of per_token.
+void delta_add_over_tokens(const DeltaRule& params, cudaStream_t stream);
 
 /// A token after the other, in fp32: any heads whose state fits a block's shared memory, any alignment. Also of
 /// decoding, where segments are of one token.
-void delta_recurrent_forward(const DeltaForward& params, cudaStream_t stream);
+void delta_recurrent_forward(const DeltaRule& params, cudaStream_t stream);
+/// Backward.
 int64_t delta_recurrent_scratch_bytes(const DeltaHeads& shape, int64_t tokens, int64_t segments);
-/// `states`: fp32, of each slot and value head. `workspace`: of delta_recurrent_scratch_bytes.
-void delta_recurrent_backward(const DeltaBackward& params, float* states, void* workspace, cudaStream_t stream);
+/// Sets scratch. `states`: fp32, of each slot and value head.
+void delta_recurrent_place(DeltaRule& params, void* workspace, void* states);
+void delta_recurrent_backward(const DeltaRule& params, cudaStream_t stream);  ///< but for the sums over tokens
 /// One token a segment, k = v = 128, states kept.
-void delta_decode(const DeltaForward& params, cudaStream_t stream);
+void delta_decode(const DeltaRule& params, cudaStream_t stream);
 
 }  // namespace unsloth::kernels

@@ -45,18 +45,18 @@ struct Place {
 };
 
 template <int W, class T>
-__device__ __forceinline__ void load_keys(ScanShared<W>& s, const DeltaChunked& p, int head, const Chunk& c) {
+__device__ __forceinline__ void load_keys(ScanShared<W>& s, const DeltaRule& p, int head, const Chunk& c) {
     const int key_head = head / p.shape.served();
     load_tile<chunk, dim, Spread<W>::threads>(s.keys, row_of<T>(p.in.mixed, c.begin, p.shape.keys() + key_head * dim),
                                               p.in.mixed.stride, c.count);
 }
 template <int W, class T>
-__device__ __forceinline__ void load_queries(ScanShared<W>& s, const DeltaChunked& p, int head, const Chunk& c) {
+__device__ __forceinline__ void load_queries(ScanShared<W>& s, const DeltaRule& p, int head, const Chunk& c) {
     load_tile<chunk, dim, Spread<W>::threads>(s.queries, row_of<T>(p.in.mixed, c.begin, head / p.shape.served() * dim),
                                               p.in.mixed.stride, c.count);
 }
 template <int W>
-__device__ __forceinline__ void load_square(bf16* to, const bf16* from, const DeltaChunked& p, int slot, int head) {
+__device__ __forceinline__ void load_square(bf16* to, const bf16* from, const DeltaRule& p, int slot, int head) {
     load_tile<chunk, chunk, Spread<W>::threads>(to, from + (int64_t{slot} * p.shape.value_heads + head) * chunk * chunk,
                                                 chunk, chunk);
 }
@@ -67,19 +67,19 @@ __device__ __forceinline__ void write_state(ScanShared<W>& s, float (&S)[2][Spre
               [&](int i, int j, float x, float y, int) { write_pair(s.state + i * pitch(W) + j, x, y); });
 }
 template <int W>
-__device__ __forceinline__ bf16* border(bf16* states, const DeltaChunked& p, int slot, const Place<W>& at) {
+__device__ __forceinline__ bf16* border(bf16* states, const DeltaRule& p, int slot, const Place<W>& at) {
     return states + (int64_t{slot} * p.shape.value_heads + at.head) * dim * dim + at.first;
 }
 
 /// The state a segment begins from or leaves.
 template <int W>
-__device__ __forceinline__ float* kept_state(const DeltaChunked& p, const Place<W>& at) {
+__device__ __forceinline__ float* kept_state(const DeltaRule& p, const Place<W>& at) {
     return p.kept.data + (int64_t{p.kept.rows[at.segment]} * p.shape.value_heads + at.head) * dim * dim + at.first;
 }
 
 /// kOutput: writes o and kept states; otherwise S where chunks begin.
 template <class T, int W, bool kOutput>
-__global__ void __launch_bounds__(Spread<W>::threads, W == 128 ? 2 : 3) scan_kernel(const DeltaChunked p) {
+__global__ void __launch_bounds__(Spread<W>::threads, W == 128 ? 2 : 3) scan_kernel(const DeltaRule p) {
     constexpr int threads = Spread<W>::threads, tiles = Spread<W>::tiles;
     extern __shared__ __align__(16) unsigned char delta_shared[];
     ScanShared<W>& s = *reinterpret_cast<ScanShared<W>*>(delta_shared);
@@ -166,7 +166,7 @@ __global__ void __launch_bounds__(Spread<W>::threads, W == 128 ? 2 : 3) scan_ker
 }
 
 template <class T, int W>
-__global__ void __launch_bounds__(Spread<W>::threads, W == 128 ? 2 : 3) scan_back_kernel(const DeltaChunked p) {
+__global__ void __launch_bounds__(Spread<W>::threads, W == 128 ? 2 : 3) scan_back_kernel(const DeltaRule p) {
     constexpr int threads = Spread<W>::threads, tiles = Spread<W>::tiles;
     extern __shared__ __align__(16) unsigned char delta_shared[];
     ScanShared<W>& s = *reinterpret_cast<ScanShared<W>*>(delta_shared);
@@ -228,7 +228,7 @@ __global__ void __launch_bounds__(Spread<W>::threads, W == 128 ? 2 : 3) scan_bac
 
 /// Columns a block, so that the card has a block for each multiprocessor, or two.
 template <class F>
-void with_columns(const DeltaChunked& p, F f) {
+void with_columns(const DeltaRule& p, F f) {
     const int64_t states = int64_t{p.segments.count} * p.shape.value_heads, wanted = multiprocessor_count();
     if (states * 3 >= wanted * 2)
         f(std::integral_constant<int, 128>{}, states);
@@ -239,7 +239,7 @@ void with_columns(const DeltaChunked& p, F f) {
 }
 
 template <int W, class Kernel>
-void launch_scan(Kernel kernel, int64_t blocks, const DeltaChunked& p, cudaStream_t stream) {
+void launch_scan(Kernel kernel, int64_t blocks, const DeltaRule& p, cudaStream_t stream) {
     launch_kernel(kernel,
                   {.grid = dim3(static_cast<unsigned>(blocks)),
                    .threads = dim3(Spread<W>::threads),
@@ -249,7 +249,7 @@ void launch_scan(Kernel kernel, int64_t blocks, const DeltaChunked& p, cudaStrea
 }
 
 template <class T>
-void scan(const DeltaChunked& p, cudaStream_t stream) {
+void scan(const DeltaRule& p, cudaStream_t stream) {
     with_columns(p, [&](auto width, int64_t blocks) {
         constexpr int W = decltype(width)::value;
         p.o.data != nullptr ? launch_scan<W>(scan_kernel<T, W, true>, blocks, p, stream)
@@ -257,7 +257,7 @@ void scan(const DeltaChunked& p, cudaStream_t stream) {
     });
 }
 template <class T>
-void scan_back(const DeltaChunked& p, cudaStream_t stream) {
+void scan_back(const DeltaRule& p, cudaStream_t stream) {
     with_columns(p, [&](auto width, int64_t blocks) {
         constexpr int W = decltype(width)::value;
         launch_scan<W>(scan_back_kernel<T, W>, blocks, p, stream);
@@ -267,10 +267,10 @@ void scan_back(const DeltaChunked& p, cudaStream_t stream) {
 }  // namespace
 }  // namespace delta
 
-void delta_scan(const DeltaChunked& p, cudaStream_t stream) {
+void delta_scan(const DeltaRule& p, cudaStream_t stream) {
     p.in.type == spec::DType::bf16 ? delta::scan<__nv_bfloat16>(p, stream) : delta::scan<__half>(p, stream);
 }
-void delta_scan_back(const DeltaChunked& p, cudaStream_t stream) {
+void delta_scan_back(const DeltaRule& p, cudaStream_t stream) {
     p.in.type == spec::DType::bf16 ? delta::scan_back<__nv_bfloat16>(p, stream) : delta::scan_back<__half>(p, stream);
 }
 

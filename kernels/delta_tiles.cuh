@@ -156,7 +156,7 @@ __device__ __forceinline__ void store_tile(bf16* to, int64_t stride, const bf16*
 struct Factors {
     const float *sums, *query, *key;  ///< [64]: of log decays; queries and keys as read are multiplied by these
 };
-__device__ __forceinline__ Factors factors_of(const DeltaChunked& p, int slot, int head) {
+__device__ __forceinline__ Factors factors_of(const DeltaRule& p, int slot, int head) {
     const int64_t of_key = (int64_t{slot} * p.shape.key_heads + head / p.shape.served()) * 2 * chunk;
     return {p.scratch.gates + (int64_t{slot} * p.shape.value_heads + head) * 2 * chunk, p.scratch.lengths + of_key,
             p.scratch.lengths + of_key + chunk};

@@ -222,9 +222,10 @@ void delta_rule_forward(Context& ctx, const DeltaShape& shape, const Segments& s
 
 int64_t delta_rule_workspace([[maybe_unused]] const DeltaShape& shape, [[maybe_unused]] at::ScalarType dtype,
                              [[maybe_unused]] at::Device device, [[maybe_unused]] int64_t tokens,
-                             [[maybe_unused]] int64_t segments, [[maybe_unused]] bool backward) {
+                             [[maybe_unused]] int64_t segments, [[maybe_unused]] bool backward,
+                             [[maybe_unused]] bool aligned) {
 #ifdef UNSLOTH_CUDA
-    if (device.is_cuda()) return delta_workspace_cuda(shape, dtype, tokens, segments, backward);
+    if (device.is_cuda()) return delta_workspace_cuda(shape, dtype, tokens, segments, backward, aligned);
 #endif
     return 0;
 }

@@ -17,13 +17,17 @@ kernels::DeltaHeads heads_of(const DeltaShape& shape) {
     return {static_cast<int>(shape.key_heads), static_cast<int>(shape.value_heads), static_cast<int>(shape.key_dim),
             static_cast<int>(shape.value_dim)};
 }
-kernels::DeltaRead read_of(const DeltaInputs& in) {
-    return {dtype_of(in.mixed_TC),
+kernels::DeltaRule rule_of(const DeltaShape& shape, const Segments& segments, const DeltaInputs& in) {
+    kernels::DeltaRule p;
+    p.shape = heads_of(shape);
+    p.segments = segments_on_device(segments);
+    p.in = {dtype_of(in.mixed_TC),
             source_of(in.mixed_TC),
             source_of(in.b_TH),
             source_of(in.a_TH),
             in.a_log_H.const_data_ptr<float>(),
             in.dt_bias_H.const_data_ptr<float>()};
+    return p;
 }
 kernels::ConstHeads source_rows(const at::Tensor& x_THv) {
     return {x_THv.const_data_ptr(), x_THv.stride(0), x_THv.stride(1)};
@@ -110,19 +114,17 @@ void short_conv_backward_cuda(const Context& ctx, const Segments& segments, cons
 }
 
 int64_t delta_workspace_cuda(const DeltaShape& shape, at::ScalarType dtype, int64_t tokens, int64_t segments,
-                             bool backward) {
+                             bool backward, bool aligned) {
     const kernels::DeltaHeads heads = heads_of(shape);
-    const int64_t recurrent = backward ? kernels::delta_recurrent_scratch_bytes(heads, tokens, segments) : 0;
-    const bool chunked = kernels::delta_chunked_serves(heads, dtype_of(dtype));
-    return chunked ? std::max(recurrent, kernels::delta_chunked_scratch_bytes(heads, tokens, segments)) : recurrent;
+    if (aligned && kernels::delta_chunked_serves(heads, dtype_of(dtype)))
+        return kernels::delta_chunked_scratch_bytes(heads, tokens, segments);
+    return backward ? kernels::delta_recurrent_scratch_bytes(heads, tokens, segments) : 0;
 }
 
 void delta_forward_cuda(const Context& ctx, const DeltaShape& shape, const Segments& segments, const DeltaInputs& in,
                         const at::Tensor& o_THv, const KeptStates& kept) {
-    kernels::DeltaForward p;
-    p.shape = heads_of(shape);
-    p.segments = segments_on_device(segments);
-    p.in = read_of(in);
+    kernels::DeltaRule p = rule_of(shape, segments, in);
+    if (p.segments.tokens == 0) return;
     p.o = target_rows(o_THv);
     if (kept.defined())
         p.kept = {kept.data.mutable_data_ptr<float>(), kept.rows_S.const_data_ptr<int32_t>(), places_of(kept)};
@@ -132,30 +134,36 @@ void delta_forward_cuda(const Context& ctx, const DeltaShape& shape, const Segme
     const bool chunked = kernels::delta_chunked_serves(p.shape, p.in.type) && rows_allow_16_bytes(in.mixed_TC) &&
                          rows_allow_16_bytes(o_THv);
     if (!chunked) return kernels::delta_recurrent_forward(p, stream_of(ctx));
-    void* const workspace = workspace_of(
-        ctx, kernels::delta_chunked_scratch_bytes(p.shape, p.segments.tokens, p.segments.count), "the delta rule");
-    kernels::delta_chunked_forward(p, workspace, stream_of(ctx));
+    const int64_t bytes = kernels::delta_chunked_scratch_bytes(p.shape, p.segments.tokens, p.segments.count);
+    kernels::delta_chunked_place(p, workspace_of(ctx, bytes, "the delta rule"), nullptr);
+    kernels::delta_prepare(p, stream_of(ctx));
+    kernels::delta_scan(p, stream_of(ctx));
 }
 
 void delta_backward_cuda(const Context& ctx, const DeltaShape& shape, const Segments& segments, const DeltaInputs& in,
                          const at::Tensor& do_THv, const at::Tensor& states, const DeltaGradients& out) {
-    kernels::DeltaBackward p;
-    p.shape = heads_of(shape);
-    p.segments = segments_on_device(segments);
-    p.in = read_of(in);
+    kernels::DeltaRule p = rule_of(shape, segments, in);
+    if (p.segments.tokens == 0) return;
+    const cudaStream_t stream = stream_of(ctx);
     p.dout = source_rows(do_THv);
     p.out = {target_of(out.mixed_TC), target_of(out.b_TH), target_of(out.a_TH), floats_of_gradient(out.a_log_H),
              floats_of_gradient(out.dt_bias_H)};
-    const bool chunked = kernels::delta_chunked_serves(p.shape, p.in.type) && rows_allow_16_bytes(in.mixed_TC) &&
-                         rows_allow_16_bytes(do_THv) && rows_allow_16_bytes(out.mixed_TC);
-    const int64_t bytes = chunked
-                              ? kernels::delta_chunked_scratch_bytes(p.shape, p.segments.tokens, p.segments.count)
-                              : kernels::delta_recurrent_scratch_bytes(p.shape, p.segments.tokens, p.segments.count);
+    const bool aligned =
+        rows_allow_16_bytes(in.mixed_TC) && rows_allow_16_bytes(do_THv) && rows_allow_16_bytes(out.mixed_TC);
+    const int64_t bytes = delta_workspace_cuda(shape, in.mixed_TC.scalar_type(), p.segments.tokens, p.segments.count,
+                                               /*backward=*/true, aligned);
     void* const workspace = workspace_of(ctx, bytes, "the delta rule's gradient");
-    if (chunked)
-        kernels::delta_chunked_backward(p, states.mutable_data_ptr(), workspace, stream_of(ctx));
-    else
-        kernels::delta_recurrent_backward(p, states.mutable_data_ptr<float>(), workspace, stream_of(ctx));
+    if (aligned && kernels::delta_chunked_serves(p.shape, p.in.type)) {
+        kernels::delta_chunked_place(p, workspace, states.mutable_data_ptr());
+        kernels::delta_prepare(p, stream);
+        kernels::delta_scan(p, stream);
+        kernels::delta_scan_back(p, stream);
+        kernels::delta_gradient(p, stream);
+    } else {
+        kernels::delta_recurrent_place(p, workspace, states.mutable_data_ptr());
+        kernels::delta_recurrent_backward(p, stream);
+    }
+    kernels::delta_add_over_tokens(p, stream);
 }
 
 void gated_norm_forward_cuda(const Context& ctx, const at::Tensor& x_THv, const at::Tensor& z_THv,

@@ -16,7 +16,7 @@ void delta_forward_cuda(const Context& ctx, const DeltaShape& shape, const Segme
 void delta_backward_cuda(const Context& ctx, const DeltaShape& shape, const Segments& segments, const DeltaInputs& in,
                          const at::Tensor& do_THv, const at::Tensor& states, const DeltaGradients& out);
 int64_t delta_workspace_cuda(const DeltaShape& shape, at::ScalarType dtype, int64_t tokens, int64_t segments,
-                             bool backward);
+                             bool backward, bool aligned);
 
 void gated_norm_forward_cuda(const Context& ctx, const at::Tensor& x_THv, const at::Tensor& z_THv,
                              const at::Tensor& weight_v, double eps, const at::Tensor& y_THv);

@@ -138,7 +138,8 @@ inline void add_delta_rule_cases(std::vector<OpCase>& cases, const ops::DeltaSha
     };
     forward.expected = [=](const Tensors& a) { return Tensors{delta_rule_oracle(shape, a, lengths)}; };
     forward.workspace = [=](at::Device device) {
-        return ops::delta_rule_workspace(shape, dtype, device, tokens, static_cast<int64_t>(lengths.size()));
+        return ops::delta_rule_workspace(shape, dtype, device, tokens, static_cast<int64_t>(lengths.size()),
+                                         /*backward=*/true, layout != Layout::unaligned);
     };
     cases.push_back(forward);
 

@@ -59,9 +59,9 @@ struct DeltaInputs {
 void delta_rule_forward(Context& ctx, const DeltaShape& shape, const Segments& segments, const DeltaInputs& in,
                         const at::Tensor& o_THv, const KeptStates& kept = {});
 /// Bytes of ctx.workspace (16-byte aligned) for both directions, or for the forward alone, of up to `tokens` tokens in
-/// up to `segments` segments; 0 on the CPU.
+/// up to `segments` segments; 0 on the CPU. `aligned`: rows of all matrices allow 16-byte accesses.
 int64_t delta_rule_workspace(const DeltaShape& shape, at::ScalarType dtype, at::Device device, int64_t tokens,
-                             int64_t segments, bool backward = true);
+                             int64_t segments, bool backward = true, bool aligned = true);
 
 /// Gradients, written but for the last two (fp32, may be undefined), which are added to in a fixed order.
 struct DeltaGradients {
