@@ -106,17 +106,21 @@ __device__ void advance(Token& t, int k, int v, float* S) {
         for (int j = threadIdx.x % 32; j < v; j += 32) S[i * v + j] += t.key[i] * t.delta[j];
 }
 
+/// The states of a segment's value heads from this one on, or their gradients; nullptr: of none.
+__device__ __forceinline__ float* kept_state(const DeltaKept& kept, const DeltaHeads& shape, int segment, int head) {
+    if (!kept.keeps(segment)) return nullptr;
+    return kept.data + (int64_t{kept.rows[segment]} * shape.value_heads + head) * shape.key_dim * shape.value_dim;
+}
+
 template <class T>
 __global__ void __launch_bounds__(recurrent_threads, 1) recurrent_forward_kernel(const DeltaRule p) {
     extern __shared__ __align__(16) float recurrent_shared[];
     begin_after_previous(static_cast<uint32_t>(p.segments.tokens));
     const int k = p.shape.key_dim, v = p.shape.value_dim, head = static_cast<int>(blockIdx.x) % p.shape.value_heads,
-              segment = static_cast<int>(blockIdx.x) / p.shape.value_heads;
+              segment = p.turn.segment(static_cast<int>(blockIdx.x) / p.shape.value_heads);
     float* const S = recurrent_shared;
     Token t = token_in(S + k * v, k, v);
-    float* const kept = !p.kept.keeps(segment)
-                            ? nullptr
-                            : p.kept.data + (int64_t{p.kept.rows[segment]} * p.shape.value_heads + head) * k * v;
+    float* const kept = kept_state(p.kept, p.shape, segment, head);
     for (int i = threadIdx.x; i < k * v; i += recurrent_threads) S[i] = kept == nullptr ? 0.0f : kept[i];
     __syncthreads();
     for (int token = p.segments.offsets[segment]; token < p.segments.offsets[segment + 1]; ++token) {
@@ -127,7 +131,7 @@ __global__ void __launch_bounds__(recurrent_threads, 1) recurrent_forward_kernel
         for (int j = threadIdx.x; j < v; j += recurrent_threads) out[j] = from_float<T>(t.error[j]);
         __syncthreads();
     }
-    if (kept == nullptr) return;
+    if (kept == nullptr || p.kept.read_only) return;
     for (int i = threadIdx.x; i < k * v; i += recurrent_threads) kept[i] = S[i];
 }
 
@@ -147,12 +151,12 @@ struct PairScratch {
     }
 };
 
-/// The states of a segment's value head where chunks begin.
+/// The states of a segment's value head where chunks begin. `first`: that of the segment; nullptr: zeros.
 template <class T>
-__device__ void write_borders(Token& t, const DeltaRule& p, int begin, int end, int head, float* S, float* borders,
-                              int64_t between) {
+__device__ void write_borders(Token& t, const DeltaRule& p, int begin, int end, int head, const float* first, float* S,
+                              float* borders, int64_t between) {
     const int k = p.shape.key_dim, v = p.shape.value_dim;
-    for (int i = threadIdx.x; i < k * v; i += recurrent_threads) S[i] = 0.0f;
+    for (int i = threadIdx.x; i < k * v; i += recurrent_threads) S[i] = first == nullptr ? 0.0f : first[i];
     __syncthreads();
     for (int token = begin; token < end; ++token) {
         if ((token - begin) % recurrent_chunk == 0) {
@@ -168,8 +172,8 @@ __device__ void write_borders(Token& t, const DeltaRule& p, int begin, int end, 
 /// A token's gradients, given dS of its state, which becomes that of the one before. dq and dk (rows of the token) are
 /// added to. `before` and `after`: its states.
 template <class T>
-__device__ void step_back(Token& t, const DeltaRule& p, int token, int head, const float* before,
-                          const float* after, float* dS, float* dq, float* dk, float* dvalue) {
+__device__ void step_back(Token& t, const DeltaRule& p, int token, int head, const float* before, const float* after,
+                          float* dS, float* dq, float* dk, float* dvalue) {
     const int k = p.shape.key_dim, v = p.shape.value_dim, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const T* const dout = static_cast<const T*>(p.dout.data) + token * p.dout.token_stride + head * p.dout.head_stride;
     for (int i = warp; i < k; i += recurrent_warps) {
@@ -260,29 +264,32 @@ __device__ void chunk_back(Token& t, const DeltaRule& p, int from, int to, int h
 }
 
 template <class T>
-__global__ void __launch_bounds__(recurrent_threads, 1)
-    recurrent_backward_kernel(const DeltaRule p) {
+__global__ void __launch_bounds__(recurrent_threads, 1) recurrent_backward_kernel(const DeltaRule p) {
     extern __shared__ __align__(16) float recurrent_shared[];
     const DeltaHeads& shape = p.shape;
     const int k = shape.key_dim, v = shape.value_dim, state = k * v;
     float *const S = recurrent_shared, *const dvalue = S + state;
     Token t = token_in(dvalue + v, k, v);
     const PairScratch own(p.scratch.of_blocks + blockIdx.x * PairScratch::floats(shape), shape);
-    for (int pair = blockIdx.x; pair < p.segments.count * shape.key_heads; pair += gridDim.x) {
-        const int segment = pair / shape.key_heads, head0 = pair % shape.key_heads * shape.served();
+    for (int pair = blockIdx.x; pair < p.turn.count(p.segments) * shape.key_heads; pair += gridDim.x) {
+        const int segment = p.turn.segment(pair / shape.key_heads), head0 = pair % shape.key_heads * shape.served();
         const int begin = p.segments.offsets[segment], end = p.segments.offsets[segment + 1];
         const int64_t slot = begin / recurrent_chunk + segment, between = int64_t{shape.value_heads} * state;
         const auto borders_of = [&](int head) { return p.scratch.borders + slot * between + int64_t{head} * state; };
         for (int h = 0; h < shape.served(); ++h)
-            write_borders<T>(t, p, begin, end, head0 + h, S, borders_of(head0 + h), between);
-        for (int i = threadIdx.x; i < shape.served() * state; i += recurrent_threads) own.dS[i] = 0.0f;
-        for (int n = (end - begin - 1) / recurrent_chunk; n >= 0; --n) {
+            write_borders<T>(t, p, begin, end, head0 + h, kept_state(p.kept, shape, segment, head0 + h), S,
+                             borders_of(head0 + h), between);
+        float* const dkept = kept_state(p.dkept, shape, segment, head0);
+        for (int i = threadIdx.x; i < shape.served() * state; i += recurrent_threads)
+            own.dS[i] = dkept == nullptr ? 0.0f : dkept[i];
+        for (int n = (end - begin + recurrent_chunk - 1) / recurrent_chunk - 1; n >= 0; --n) {
             const int from = begin + n * recurrent_chunk, to = min(from + recurrent_chunk, end);
             __syncthreads();
             for (int i = threadIdx.x; i < recurrent_chunk * k; i += recurrent_threads) own.dq[i] = own.dk[i] = 0.0f;
             __syncthreads();
             for (int h = 0; h < shape.served(); ++h)
-                chunk_back<T>(t, p, from, to, head0 + h, borders_of(head0 + h) + n * between, S, own, own.dS + int64_t{h} * state, dvalue);
+                chunk_back<T>(t, p, from, to, head0 + h, borders_of(head0 + h) + n * between, S, own,
+                              own.dS + int64_t{h} * state, dvalue);
             for (int token = from; token < to; ++token) {
                 read_token<T>(t, shape, p.in, token, head0);
                 T* const out =
@@ -294,6 +301,8 @@ __global__ void __launch_bounds__(recurrent_threads, 1)
             }
         }
         __syncthreads();
+        if (dkept == nullptr) continue;
+        for (int i = threadIdx.x; i < shape.served() * state; i += recurrent_threads) dkept[i] = own.dS[i];
     }
 }
 
@@ -313,7 +322,7 @@ void delta_recurrent_forward(const DeltaRule& p, cudaStream_t stream) {
     dispatch_floating(p.in.type, [&](auto tag) {
         using T = typename decltype(tag)::type;
         launch_kernel(delta::recurrent_forward_kernel<T>,
-                      {.grid = dim3(static_cast<unsigned>(p.segments.count * p.shape.value_heads)),
+                      {.grid = dim3(static_cast<unsigned>(p.turn.count(p.segments) * p.shape.value_heads)),
                        .threads = dim3(delta::recurrent_threads),
                        .shared_bytes = delta::shared_bytes_of(p.shape, 0),
                        .stream = stream,
@@ -338,7 +347,7 @@ void delta_recurrent_backward(const DeltaRule& p, cudaStream_t stream) {
     dispatch_floating(p.in.type, [&](auto tag) {
         using T = typename decltype(tag)::type;
         launch_kernel(delta::recurrent_backward_kernel<T>,
-                      {.grid = dim3(delta::pairs_at_once(p.shape, p.segments.count)),
+                      {.grid = dim3(delta::pairs_at_once(p.shape, p.turn.count(p.segments))),
                        .threads = dim3(delta::recurrent_threads),
                        .shared_bytes = delta::shared_bytes_of(p.shape, p.shape.value_dim),
                        .stream = stream},

@@ -28,12 +28,22 @@ struct DeltaRead {
     const float *a_log = nullptr, *dt_bias = nullptr;  ///< [H]
 };
 
+/// Segments first, first + step and so on: those of one turn (ops::DeltaTurns).
+struct DeltaTurn {
+    int first = 0, step = 1;
+    __host__ __device__ int segment(int index) const { return first + index * step; }
+    __host__ __device__ int count(const DeltaSegments& segments) const {
+        return (segments.count - first + step - 1) / step;
+    }
+};
+
 /// States kept between calls: segment s begins from `data` [rows[s]] and leaves its own there; no data: from zeros, as
 /// where nothing is kept.
 struct DeltaKept {
     float* data = nullptr;  ///< [N, H, k, v]
     const int32_t* rows = nullptr;
     int places = 0;  ///< rows from here on keep nothing
+    bool read_only = false;
     __device__ bool keeps(int segment) const { return data != nullptr && rows[segment] < places; }
 };
 
@@ -57,10 +67,12 @@ struct DeltaScratch {
 struct DeltaRule {
     DeltaHeads shape;
     DeltaSegments segments;
+    DeltaTurn turn;  ///< of scans and of the recurrent kernels
     DeltaRead in;
     Heads o;  ///< [T, H, v]
     DeltaKept kept;
     ConstHeads dout;  ///< [T, H, v]
+    DeltaKept dkept;  ///< gradients of states: of the last one, then of the first
     DeltaWritten out;
     DeltaScratch scratch;
     int64_t slots = 0;

@@ -33,12 +33,12 @@ template <int W>
 struct Place {
     int segment, head, first;  ///< its first value column
     int row, column;           ///< of a warp in results of 64 rows; in states at twice that row
-    __device__ __forceinline__ explicit Place(const DeltaHeads& shape) {
+    __device__ __forceinline__ explicit Place(const DeltaRule& p) {
         constexpr int blocks = dim / W;
         const int block = static_cast<int>(blockIdx.x), warp = static_cast<int>(threadIdx.x) / 32;
         first = block % blocks * W;
-        head = block / blocks % shape.value_heads;
-        segment = block / blocks / shape.value_heads;
+        head = block / blocks % p.shape.value_heads;
+        segment = p.turn.segment(block / blocks / p.shape.value_heads);
         row = warp % 4 * 16;
         column = warp / 4 * Spread<W>::columns;
     }
@@ -71,10 +71,30 @@ __device__ __forceinline__ bf16* border(bf16* states, const DeltaRule& p, int sl
     return states + (int64_t{slot} * p.shape.value_heads + at.head) * dim * dim + at.first;
 }
 
-/// The state a segment begins from or leaves.
+/// The state a segment begins from or leaves, or its gradient.
 template <int W>
-__device__ __forceinline__ float* kept_state(const DeltaRule& p, const Place<W>& at) {
-    return p.kept.data + (int64_t{p.kept.rows[at.segment]} * p.shape.value_heads + at.head) * dim * dim + at.first;
+__device__ __forceinline__ float* kept_state(const DeltaKept& kept, const DeltaRule& p, const Place<W>& at) {
+    return kept.data + (int64_t{kept.rows[at.segment]} * p.shape.value_heads + at.head) * dim * dim + at.first;
+}
+/// x = that state; zeros where nothing is kept.
+template <int W>
+__device__ __forceinline__ void begin_from(const DeltaKept& kept, const DeltaRule& p, const Place<W>& at,
+                                           float (&x)[2][Spread<W>::tiles][4]) {
+    clear(x);
+    if (!kept.keeps(at.segment)) return;
+    const float* const from = kept_state(kept, p, at);
+    each_pair(x, 2 * at.row, at.column, [&](int i, int j, float& a, float& b, int) {
+        a = from[i * dim + j];
+        b = from[i * dim + j + 1];
+    });
+}
+template <int W>
+__device__ __forceinline__ void leave(const DeltaKept& kept, const DeltaRule& p, const Place<W>& at,
+                                      float (&x)[2][Spread<W>::tiles][4]) {
+    if (!kept.keeps(at.segment) || kept.read_only) return;
+    float* const to = kept_state(kept, p, at);
+    each_pair(x, 2 * at.row, at.column,
+              [&](int i, int j, float a, float b, int) { *reinterpret_cast<float2*>(to + i * dim + j) = {a, b}; });
 }
 
 /// kOutput: writes o and kept states; otherwise S where chunks begin.
@@ -83,18 +103,11 @@ __global__ void __launch_bounds__(Spread<W>::threads, W == 128 ? 2 : 3) scan_ker
     constexpr int threads = Spread<W>::threads, tiles = Spread<W>::tiles;
     extern __shared__ __align__(16) unsigned char delta_shared[];
     ScanShared<W>& s = *reinterpret_cast<ScanShared<W>*>(delta_shared);
-    const Place<W> at(p.shape);
+    const Place<W> at(p);
     const int begin = p.segments.offsets[at.segment], end = p.segments.offsets[at.segment + 1],
               slot0 = first_slot(p.segments.offsets, at.segment), chunks = (end - begin + chunk - 1) / chunk;
     float S[2][tiles][4];
-    clear(S);
-    if (kOutput && p.kept.keeps(at.segment)) {
-        const float* const from = kept_state(p, at);
-        each_pair(S, 2 * at.row, at.column, [&](int i, int j, float& x, float& y, int) {
-            x = from[i * dim + j];
-            y = from[i * dim + j + 1];
-        });
-    }
+    begin_from(p.kept, p, at, S);
     for (int n = 0; n < chunks; ++n) {
         const Chunk c{at.segment, begin + n * chunk, min(chunk, end - begin - n * chunk)};
         const int slot = slot0 + n;
@@ -158,11 +171,7 @@ __global__ void __launch_bounds__(Spread<W>::threads, W == 128 ? 2 : 3) scan_ker
         multiply<As::transposed, pitch(dim), As::is, pitch(W), chunk>(S, s.keys, 2 * at.row, s.values, at.column);
         __syncthreads();
     }
-    if (kOutput && p.kept.keeps(at.segment)) {
-        float* const to = kept_state(p, at);
-        each_pair(S, 2 * at.row, at.column,
-                  [&](int i, int j, float x, float y, int) { *reinterpret_cast<float2*>(to + i * dim + j) = {x, y}; });
-    }
+    leave(p.kept, p, Place<W>(p), S);  // made again: no registers in the loop
 }
 
 template <class T, int W>
@@ -170,12 +179,12 @@ __global__ void __launch_bounds__(Spread<W>::threads, W == 128 ? 2 : 3) scan_bac
     constexpr int threads = Spread<W>::threads, tiles = Spread<W>::tiles;
     extern __shared__ __align__(16) unsigned char delta_shared[];
     ScanShared<W>& s = *reinterpret_cast<ScanShared<W>*>(delta_shared);
-    const Place<W> at(p.shape);
+    const Place<W> at(p);
     const int begin = p.segments.offsets[at.segment], end = p.segments.offsets[at.segment + 1],
               slot0 = first_slot(p.segments.offsets, at.segment), chunks = (end - begin + chunk - 1) / chunk;
     bf16 *const gradient = s.state, *const weighed = s.state + tile_elements(chunk, W);
     float dS[2][tiles][4];
-    clear(dS);
+    begin_from(p.dkept, p, at, dS);
     for (int n = chunks - 1; n >= 0; --n) {
         const Chunk c{at.segment, begin + n * chunk, min(chunk, end - begin - n * chunk)};
         const int slot = slot0 + n;
@@ -224,12 +233,13 @@ __global__ void __launch_bounds__(Spread<W>::threads, W == 128 ? 2 : 3) scan_bac
         multiply<As::transposed, pitch(dim), As::is, pitch(W), chunk>(dS, s.keys, 2 * at.row, weighed, at.column);
         __syncthreads();
     }
+    leave(p.dkept, p, Place<W>(p), dS);
 }
 
 /// Columns a block, so that the card has a block for each multiprocessor, or two.
 template <class F>
 void with_columns(const DeltaRule& p, F f) {
-    const int64_t states = int64_t{p.segments.count} * p.shape.value_heads, wanted = multiprocessor_count();
+    const int64_t states = int64_t{p.turn.count(p.segments)} * p.shape.value_heads, wanted = multiprocessor_count();
     if (states * 3 >= wanted * 2)
         f(std::integral_constant<int, 128>{}, states);
     else if (states * 3 >= wanted)

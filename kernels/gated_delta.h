@@ -16,6 +16,7 @@ struct ConvKept {
     void* data = nullptr;
     const int32_t* rows = nullptr;
     int places = 0;  ///< rows from here on keep nothing
+    bool read_only = false;
     __device__ bool keeps(int segment) const { return data != nullptr && rows[segment] < places; }
 };
 
@@ -27,10 +28,11 @@ struct ShortConv {
     ConstMatrix x;                  ///< [T, C]
     const float* weight = nullptr;  ///< [C, width]
     Matrix y;                       ///< forward
-    ConvKept kept;                  ///< forward
-    ConstMatrix dy;                 ///< backward
-    Matrix dx;                      ///< backward
-    float* dweight = nullptr;       ///< [C, width], +=; nullptr: not wanted
+    ConvKept kept;
+    ConstMatrix dy;            ///< backward
+    Matrix dx;                 ///< backward
+    void* dkept = nullptr;     ///< backward: of kept's data
+    float* dweight = nullptr;  ///< [C, width], +=; nullptr: not wanted
 };
 /// At most `most_conv_width` taps.
 inline constexpr int most_conv_width = 8;

@@ -27,6 +27,11 @@ __device__ __forceinline__ int segment_of(const DeltaSegments& s, int token) {
     return low;
 }
 
+/// Of the rows before a segment, in kept's data, the one that precedes it by `back`.
+__device__ __forceinline__ int64_t kept_row(const ShortConv& p, int segment, int back) {
+    return (int64_t{p.kept.rows[segment]} * (p.width - 1) + p.width - 1 - back) * p.channels;
+}
+
 /// A row's pack of channels as fp32.
 template <class T, int N>
 __device__ __forceinline__ void load_floats(const void* data, int64_t offset, float (&to)[N]) {
@@ -70,11 +75,7 @@ struct Window {
             if (token - back >= first)
                 load_floats<T>(p.x.data, (token - back) * p.x.stride + channel, row);
             else if (p.kept.keeps(segment))
-                load_floats<T>(
-                    p.kept.data,
-                    (int64_t{p.kept.rows[segment]} * (Width - 1) + (token - back - first + Width - 1)) * p.channels +
-                        channel,
-                    row);
+                load_floats<T>(p.kept.data, kept_row(p, segment, first - (token - back)) + channel, row);
             push(row);
         }
     }
@@ -96,7 +97,8 @@ __global__ void __launch_bounds__(conv_threads) conv_forward_kernel(const ShortC
     int segment = segment_of(p.segments, begin);
     window.start(p, channel, segment, begin);
     for (int token = begin; token < end; ++token) {
-        if (token == p.segments.offsets[segment + 1]) window.start(p, channel, ++segment, token);
+        if (token == p.segments.offsets[segment + 1])
+            window.start(p, channel, segment = segment_of(p.segments, token), token);
         float row[N], out[N];
         load_floats<T>(p.x.data, token * p.x.stride + channel, row);
         window.push(row);
@@ -143,7 +145,7 @@ __global__ void __launch_bounds__(conv_threads) conv_backward_kernel(const Short
     float dx[Width][N] = {};  // of the last tokens: the newest last
     for (int token = begin; token < end + Width - 1; ++token) {
         if (token < tokens && token == p.segments.offsets[segment + 1]) {
-            window.start(p, channel, ++segment, token);
+            window.start(p, channel, segment = segment_of(p.segments, token), token);
             first = token;
         }
 #pragma unroll
@@ -170,6 +172,36 @@ __global__ void __launch_bounds__(conv_threads) conv_backward_kernel(const Short
     }
 }
 
+/// The gradients of the rows before segments, which their first tokens read: a thread a channel.
+template <class T>
+__global__ void __launch_bounds__(conv_threads) conv_before_kernel(const ShortConv p) {
+    const int64_t channel = int64_t{blockIdx.x} * conv_threads + threadIdx.x;
+    const int segment = static_cast<int>(blockIdx.y), before = p.width - 1;
+    if (channel >= p.channels || !p.kept.keeps(segment)) return;
+    const int first = p.segments.offsets[segment], count = min(before, p.segments.offsets[segment + 1] - first);
+    const T *const x = static_cast<const T*>(p.x.data) + channel, *const dy =
+                                                                      static_cast<const T*>(p.dy.data) + channel;
+    const T* const kept = static_cast<const T*>(p.kept.data) + channel;
+    const float* const taps = p.weight + channel * p.width;
+    float gradients[most_conv_width] = {};
+    for (int i = 0; i < count; ++i) {
+        float sum = 0.0f;
+        for (int tap = 0; tap < p.width; ++tap) {
+            const int token = i - before + tap;  // of the segment; negative: before it
+            sum +=
+                taps[tap] * to_float(token < 0 ? kept[kept_row(p, segment, -token)] : x[(first + token) * p.x.stride]);
+        }
+        const float dsum = before_silu(to_float(dy[(first + i) * p.dy.stride]), sum);
+#pragma unroll
+        for (int row = 0; row < most_conv_width; ++row)
+            if (row >= i && row < before) gradients[row] += taps[row - i] * dsum;
+    }
+    T* const to = static_cast<T*>(p.dkept) + kept_row(p, segment, before) + channel;
+#pragma unroll
+    for (int row = 0; row < most_conv_width; ++row)
+        if (row < before) to[row * p.channels] = from_float<T>(gradients[row]);
+}
+
 /// A block 32 channels: 8 threads each take every eighth token in order, and their sums are added in order.
 template <class T>
 __global__ void __launch_bounds__(sum_channels* sum_rows) conv_weight_kernel(const ShortConv p) {
@@ -187,6 +219,9 @@ __global__ void __launch_bounds__(sum_channels* sum_rows) conv_weight_kernel(con
 #pragma unroll
         for (int back = 0; back < most_conv_width; ++back) {
             rows[back] = back <= seen ? to_float(x[(token - back) * p.x.stride]) : 0.0f;
+            if (back > seen && back < p.width && p.kept.keeps(segment))
+                rows[back] = to_float(static_cast<const T*>(
+                    p.kept.data)[kept_row(p, segment, back - (token - p.segments.offsets[segment])) + channel]);
             if (back < p.width) sum += p.weight[channel * p.width + p.width - 1 - back] * rows[back];
         }
         const float dsum = before_silu(to_float(dy[token * p.dy.stride]), sum);
@@ -258,7 +293,7 @@ void short_conv_forward(const ShortConv& p, cudaStream_t stream) {
         using T = typename decltype(tag)::type;
         launch_kernel(conv_forward_kernel<T, decltype(packs)::value, decltype(width)::value>,
                       conv_launch(p, decltype(packs)::value, ceil_div(p.segments.tokens, run), stream, few), p, run);
-        if (p.kept.data != nullptr)
+        if (p.kept.data != nullptr && !p.kept.read_only)
             launch_kernel(conv_keep_kernel<T>, conv_launch(p, 1, p.segments.count, stream, few), p);
     });
 }
@@ -270,6 +305,8 @@ void short_conv_backward(const ShortConv& p, cudaStream_t stream) {
         launch_kernel(conv_backward_kernel<T, decltype(packs)::value, decltype(width)::value>,
                       conv_launch(p, decltype(packs)::value, ceil_div(p.segments.tokens, run_tokens), stream, false),
                       p);
+        if (p.kept.data != nullptr)
+            launch_kernel(conv_before_kernel<T>, conv_launch(p, 1, p.segments.count, stream, false), p);
         if (p.dweight != nullptr)
             launch_kernel(conv_weight_kernel<T>,
                           {.grid = dim3(static_cast<unsigned>(ceil_div(p.channels, sum_channels))),

@@ -6,15 +6,13 @@
 #include <numeric>
 
 #include "ops/cpu_rows.h"
+#include "ops/gated_delta_parts.h"
 
 namespace unsloth::ops::cpu {
 namespace {
 
 constexpr float length_eps = 1e-6F;
 
-float sigmoid(float x) {
-    return 1.0F / (1.0F + std::exp(-x));
-}
 float softplus(float x) {
     return x > 20.0F ? x : std::log1p(std::exp(x));
 }
@@ -170,13 +168,51 @@ std::vector<int64_t> first_chunks(const Segments& segments) {
     return first;
 }
 
-/// work(segment, key head) for all of them.
+/// work(segment, key head) for all of a turn's.
 template <class Work>
-void each_key_head(const DeltaShape& shape, const Segments& segments, const Work& work) {
-    const int64_t heads = shape.key_heads;
-    at::parallel_for(0, segments.count() * heads, 1, [&](int64_t begin, int64_t end) {
-        for (int64_t i = begin; i < end; ++i) work(static_cast<size_t>(i / heads), i % heads);
+void each_key_head(const DeltaShape& shape, const Segments& segments, const DeltaTurns& turns, int turn,
+                   const Work& work) {
+    turns.begin(turn);
+    const int64_t heads = shape.key_heads, count = (segments.count() - turn + turns.count - 1) / turns.count;
+    at::parallel_for(0, count * heads, 1, [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i) work(static_cast<size_t>(turn + i / heads * turns.count), i % heads);
     });
+}
+
+/// The states of a segment's value heads from this one on; nullptr: of none.
+float* kept_states(const KeptStates& kept, const DeltaShape& shape, size_t segment, int64_t head) {
+    if (!kept.keeps(segment)) return nullptr;
+    return kept.data.mutable_data_ptr<float>() +
+           (kept.rows[segment] * shape.value_heads + head) * shape.key_dim * shape.value_dim;
+}
+
+/// The states of a segment's value head where chunks begin, from its first one, S.
+template <class Border>
+void write_borders(Scan& s, int64_t begin, int64_t chunks, int64_t key_head, int64_t head, std::vector<float>& S,
+                   const Border& border) {
+    for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+        std::copy(S.begin(), S.end(), border(chunk));
+        if (chunk + 1 == chunks) return;
+        for (int64_t t = begin + chunk * delta_chunk; t < begin + (chunk + 1) * delta_chunk; ++t) {
+            s.read_keys(t, key_head);
+            s.read_value(t, head);
+            s.advance(S.data());
+        }
+    }
+}
+
+/// to = the gradients of queries or keys as they were read, from those of directions, which `direction` of s are.
+void write_directions(Scan& s, const Direction& direction, int64_t begin, int64_t key_head,
+                      const std::vector<float>& gradients_Tk, const Rows& to) {
+    const size_t k = direction.values.size();
+    std::vector<float> d(k), dx(k);
+    for (size_t t = 0; t < gradients_Tk.size() / k; ++t) {
+        const auto token = begin + static_cast<int64_t>(t);
+        s.read_keys(token, key_head);
+        std::copy_n(gradients_Tk.data() + t * k, k, d.data());
+        direction.backward(d, dx.data());
+        to.write(token, dx.data());
+    }
 }
 
 /// Sums over tokens of each value head, in order.
@@ -189,20 +225,18 @@ void add_over_tokens(const std::vector<float>& terms_TH, const at::Tensor& to_H)
 }  // namespace
 
 void delta_forward(const DeltaShape& shape, const Segments& segments, const DeltaInputs& in, const at::Tensor& o_THv,
-                   const KeptStates& kept) {
+                   const KeptStates& kept, const DeltaTurns& turns) {
     const int64_t k = shape.key_dim, v = shape.value_dim, served = shape.value_heads / shape.key_heads;
     const Rows out_rows(o_THv);
-    each_key_head(shape, segments, [&](size_t segment, int64_t key_head) {
+    const auto advance = [&](size_t segment, int64_t key_head) {
         Scan s(shape, in);
-        const bool keeps = kept.keeps(segment);
-        std::vector<float> zeros(keeps ? 0 : Scan::size(served * k * v)), out(Scan::size(v));
-        float* const states = keeps ? kept.data.mutable_data_ptr<float>() +
-                                          (kept.rows[segment] * shape.value_heads + key_head * served) * k * v
-                                    : zeros.data();
+        std::vector<float> states(Scan::size(served * k * v)), out(Scan::size(v));
+        float* const own = kept_states(kept, shape, segment, key_head * served);
+        if (own != nullptr) std::copy_n(own, states.size(), states.begin());
         for (int64_t t = segments.q_offsets[segment]; t < segments.q_offsets[segment + 1]; ++t) {
             s.read_keys(t, key_head);
             for (int64_t i = 0; i < served; ++i) {
-                float* const S = states + i * k * v;
+                float* const S = states.data() + i * k * v;
                 s.read_value(t, key_head * served + i);
                 s.advance(S);
                 std::fill(out.begin(), out.end(), 0.0F);
@@ -211,11 +245,13 @@ void delta_forward(const DeltaShape& shape, const Segments& segments, const Delt
                 out_rows.write(t, key_head * served + i, out.data());
             }
         }
-    });
+        if (own != nullptr && !kept.read_only) std::copy(states.begin(), states.end(), own);
+    };
+    for (int turn = 0; turn < turns.count; ++turn) each_key_head(shape, segments, turns, turn, advance);
 }
 
 void delta_backward(const DeltaShape& shape, const Segments& segments, const DeltaInputs& in, const at::Tensor& do_THv,
-                    const at::Tensor& states, const DeltaGradients& out) {
+                    const at::Tensor& states, const DeltaGradients& out, const DeltaResumed& resumed) {
     const int64_t k = shape.key_dim, v = shape.value_dim, served = shape.value_heads / shape.key_heads;
     const int64_t state = k * v;
     const std::vector<int64_t> first = first_chunks(segments);
@@ -224,10 +260,10 @@ void delta_backward(const DeltaShape& shape, const Segments& segments, const Del
     const int64_t seen = segments.q_offsets.back();
     std::vector<float> da(Scan::size(seen * shape.value_heads)), dlog(da.size());
     float* const borders = states.mutable_data_ptr<float>();
-    each_key_head(shape, segments, [&](size_t segment, int64_t key_head) {
+    const auto go_back = [&](size_t segment, int64_t key_head) {
         const int64_t begin = segments.q_offsets[segment], end = segments.q_offsets[segment + 1];
         Scan s(shape, in);
-        std::vector<float> inner(Scan::size((delta_chunk + 1) * state)), dout(Scan::size(v)), dx(Scan::size(k));
+        std::vector<float> inner(Scan::size((delta_chunk + 1) * state)), dout(Scan::size(v));
         // Gradients of queries and keys are sums over the value heads that they serve.
         std::vector<float> dq(Scan::size((end - begin) * k)), dk(dq.size());
         for (int64_t i = 0; i < served; ++i) {
@@ -235,17 +271,14 @@ void delta_backward(const DeltaShape& shape, const Segments& segments, const Del
             const auto border = [&](int64_t chunk) {
                 return borders + ((first[segment] + chunk) * shape.value_heads + head) * state;
             };
-            std::fill_n(border(0), state, 0.0F);
             const int64_t chunks = first[segment + 1] - first[segment];
             std::vector<float> S(Scan::size(state));
-            for (int64_t t = begin; t < begin + (chunks - 1) * delta_chunk; ++t) {
-                s.read_keys(t, key_head);
-                s.read_value(t, head);
-                s.advance(S.data());
-                if ((t + 1 - begin) % delta_chunk == 0)
-                    std::copy(S.begin(), S.end(), border((t + 1 - begin) / delta_chunk));
-            }
+            if (const float* const from = kept_states(resumed.kept, shape, segment, head))
+                std::copy_n(from, state, S.begin());
+            write_borders(s, begin, chunks, key_head, head, S, border);
             ScanBackward back(shape);
+            float* const dkept = kept_states(resumed.dkept, shape, segment, head);
+            if (dkept != nullptr) std::copy_n(dkept, state, back.dS.begin());
             const Rows dvalue = column(out.mixed_TC, 2 * shape.keys() + head * v, v), db = column(out.b_TH, head, 1);
             for (int64_t chunk = chunks - 1; chunk >= 0; --chunk) {
                 const int64_t from = begin + chunk * delta_chunk, to = std::min(from + delta_chunk, end);
@@ -275,20 +308,13 @@ void delta_backward(const DeltaShape& shape, const Segments& segments, const Del
                     dlog[at_head] = back.dlog_decay * s.gates.log_decay;
                 }
             }
+            if (dkept != nullptr) std::copy(back.dS.begin(), back.dS.end(), dkept);
         }
-        const Rows dquery = column(out.mixed_TC, key_head * k, k),
-                   dkey = column(out.mixed_TC, shape.keys() + key_head * k, k);
-        std::vector<float> d(Scan::size(k));
-        for (int64_t t = begin; t < end; ++t) {
-            s.read_keys(t, key_head);
-            std::copy_n(dq.data() + (t - begin) * k, k, d.data());
-            s.query.backward(d, dx.data());
-            dquery.write(t, dx.data());
-            std::copy_n(dk.data() + (t - begin) * k, k, d.data());
-            s.key.backward(d, dx.data());
-            dkey.write(t, dx.data());
-        }
-    });
+        write_directions(s, s.query, begin, key_head, dq, column(out.mixed_TC, key_head * k, k));
+        write_directions(s, s.key, begin, key_head, dk, column(out.mixed_TC, shape.keys() + key_head * k, k));
+    };
+    for (int turn = resumed.turns.count - 1; turn >= 0; --turn)
+        each_key_head(shape, segments, resumed.turns, turn, go_back);
     const Rows da_rows(out.a_TH);
     for (int64_t t = 0; t < seen; ++t) da_rows.write(t, da.data() + t * shape.value_heads);
     add_over_tokens(da, out.dt_bias_H);

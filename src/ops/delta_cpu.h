@@ -6,8 +6,8 @@
 namespace unsloth::ops::cpu {
 
 void delta_forward(const DeltaShape& shape, const Segments& segments, const DeltaInputs& in, const at::Tensor& o_THv,
-                   const KeptStates& kept);
+                   const KeptStates& kept, const DeltaTurns& turns);
 void delta_backward(const DeltaShape& shape, const Segments& segments, const DeltaInputs& in, const at::Tensor& do_THv,
-                    const at::Tensor& states, const DeltaGradients& out);
+                    const at::Tensor& states, const DeltaGradients& out, const DeltaResumed& resumed);
 
 }  // namespace unsloth::ops::cpu

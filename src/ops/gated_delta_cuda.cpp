@@ -39,9 +39,13 @@ float* floats_of_gradient(const at::Tensor& x) {
     return x.defined() ? x.mutable_data_ptr<float>() : nullptr;
 }
 
-/// But for the last one, where nothing is kept.
-int places_of(const KeptStates& kept) {
-    return static_cast<int>(kept.data.size(0)) - 1;
+/// `Kept`: of the kernels' states or of their convolution's inputs.
+template <class Kept>
+Kept kept_of(const KeptStates& kept) {
+    if (!kept.defined()) return {};
+    using Data = decltype(Kept::data);
+    return {static_cast<Data>(kept.data.mutable_data_ptr()), kept.rows_S.const_data_ptr<int32_t>(),
+            static_cast<int>(kept.places()), kept.read_only};
 }
 
 /// ctx.workspace, which must hold this much.
@@ -99,17 +103,19 @@ void short_conv_forward_cuda(const Context& ctx, const Segments& segments, const
                              const at::Tensor& weight_Cw, const at::Tensor& y_TC, const KeptStates& kept) {
     kernels::ShortConv p = conv_of(segments, x_TC, weight_Cw);
     p.y = target_of(y_TC);
-    if (kept.defined()) p.kept = {kept.data.mutable_data_ptr(), kept.rows_S.const_data_ptr<int32_t>(), places_of(kept)};
+    p.kept = kept_of<kernels::ConvKept>(kept);
     kernels::short_conv_forward(p, stream_of(ctx));
 }
 
 void short_conv_backward_cuda(const Context& ctx, const Segments& segments, const at::Tensor& dy_TC,
                               const at::Tensor& x_TC, const at::Tensor& weight_Cw, const at::Tensor& dx_TC,
-                              const at::Tensor& dweight_Cw) {
+                              const at::Tensor& dweight_Cw, const KeptStates& kept, const at::Tensor& dkept_NwC) {
     kernels::ShortConv p = conv_of(segments, x_TC, weight_Cw);
     p.dy = source_of(dy_TC);
     p.dx = target_of(dx_TC);
     p.dweight = floats_of_gradient(dweight_Cw);
+    p.kept = kept_of<kernels::ConvKept>(kept);
+    p.dkept = kept.defined() ? dkept_NwC.mutable_data_ptr() : nullptr;
     kernels::short_conv_backward(p, stream_of(ctx));
 }
 
@@ -122,26 +128,32 @@ int64_t delta_workspace_cuda(const DeltaShape& shape, at::ScalarType dtype, int6
 }
 
 void delta_forward_cuda(const Context& ctx, const DeltaShape& shape, const Segments& segments, const DeltaInputs& in,
-                        const at::Tensor& o_THv, const KeptStates& kept) {
+                        const at::Tensor& o_THv, const KeptStates& kept, const DeltaTurns& turns) {
     kernels::DeltaRule p = rule_of(shape, segments, in);
     if (p.segments.tokens == 0) return;
     p.o = target_rows(o_THv);
-    if (kept.defined())
-        p.kept = {kept.data.mutable_data_ptr<float>(), kept.rows_S.const_data_ptr<int32_t>(), places_of(kept)};
-    const bool kernel_sizes = shape.key_dim == 128 && shape.value_dim == 128;
-    if (kernel_sizes && kept.defined() && p.segments.tokens == segments.count())
+    p.kept = kept_of<kernels::DeltaKept>(kept);
+    const bool kernel_sizes = shape.key_dim == 128 && shape.value_dim == 128,
+               decodes = kept.defined() && !kept.read_only && turns.count == 1;
+    if (kernel_sizes && decodes && p.segments.tokens == segments.count())
         return kernels::delta_decode(p, stream_of(ctx));
     const bool chunked = kernels::delta_chunked_serves(p.shape, p.in.type) && rows_allow_16_bytes(in.mixed_TC) &&
                          rows_allow_16_bytes(o_THv);
-    if (!chunked) return kernels::delta_recurrent_forward(p, stream_of(ctx));
-    const int64_t bytes = kernels::delta_chunked_scratch_bytes(p.shape, p.segments.tokens, p.segments.count);
-    kernels::delta_chunked_place(p, workspace_of(ctx, bytes, "the delta rule"), nullptr);
-    kernels::delta_prepare(p, stream_of(ctx));
-    kernels::delta_scan(p, stream_of(ctx));
+    if (chunked) {
+        const int64_t bytes = kernels::delta_chunked_scratch_bytes(p.shape, p.segments.tokens, p.segments.count);
+        kernels::delta_chunked_place(p, workspace_of(ctx, bytes, "the delta rule"), nullptr);
+        kernels::delta_prepare(p, stream_of(ctx));
+    }
+    for (int turn = 0; turn < turns.count; ++turn) {
+        turns.begin(turn);
+        p.turn = {turn, turns.count};
+        (chunked ? kernels::delta_scan : kernels::delta_recurrent_forward)(p, stream_of(ctx));
+    }
 }
 
 void delta_backward_cuda(const Context& ctx, const DeltaShape& shape, const Segments& segments, const DeltaInputs& in,
-                         const at::Tensor& do_THv, const at::Tensor& states, const DeltaGradients& out) {
+                         const at::Tensor& do_THv, const at::Tensor& states, const DeltaGradients& out,
+                         const DeltaResumed& resumed) {
     kernels::DeltaRule p = rule_of(shape, segments, in);
     if (p.segments.tokens == 0) return;
     const cudaStream_t stream = stream_of(ctx);
@@ -153,16 +165,20 @@ void delta_backward_cuda(const Context& ctx, const DeltaShape& shape, const Segm
     const int64_t bytes = delta_workspace_cuda(shape, in.mixed_TC.scalar_type(), p.segments.tokens, p.segments.count,
                                                /*backward=*/true, aligned);
     void* const workspace = workspace_of(ctx, bytes, "the delta rule's gradient");
-    if (aligned && kernels::delta_chunked_serves(p.shape, p.in.type)) {
-        kernels::delta_chunked_place(p, workspace, states.mutable_data_ptr());
+    p.kept = kept_of<kernels::DeltaKept>(resumed.kept);
+    p.dkept = kept_of<kernels::DeltaKept>(resumed.dkept);
+    const bool chunked = aligned && kernels::delta_chunked_serves(p.shape, p.in.type);
+    (chunked ? kernels::delta_chunked_place : kernels::delta_recurrent_place)(p, workspace, states.mutable_data_ptr());
+    if (chunked) {
         kernels::delta_prepare(p, stream);
-        kernels::delta_scan(p, stream);
-        kernels::delta_scan_back(p, stream);
-        kernels::delta_gradient(p, stream);
-    } else {
-        kernels::delta_recurrent_place(p, workspace, states.mutable_data_ptr());
-        kernels::delta_recurrent_backward(p, stream);
+        kernels::delta_scan(p, stream);  // of all turns: their first states are known
     }
+    for (int turn = resumed.turns.count - 1; turn >= 0; --turn) {
+        resumed.turns.begin(turn);
+        p.turn = {turn, resumed.turns.count};
+        (chunked ? kernels::delta_scan_back : kernels::delta_recurrent_backward)(p, stream);
+    }
+    if (chunked) kernels::delta_gradient(p, stream);
     kernels::delta_add_over_tokens(p, stream);
 }
 

@@ -9,12 +9,13 @@ void short_conv_forward_cuda(const Context& ctx, const Segments& segments, const
                              const at::Tensor& weight_Cw, const at::Tensor& y_TC, const KeptStates& kept);
 void short_conv_backward_cuda(const Context& ctx, const Segments& segments, const at::Tensor& dy_TC,
                               const at::Tensor& x_TC, const at::Tensor& weight_Cw, const at::Tensor& dx_TC,
-                              const at::Tensor& dweight_Cw);
+                              const at::Tensor& dweight_Cw, const KeptStates& kept, const at::Tensor& dkept_NwC);
 
 void delta_forward_cuda(const Context& ctx, const DeltaShape& shape, const Segments& segments, const DeltaInputs& in,
-                        const at::Tensor& o_THv, const KeptStates& kept);
+                        const at::Tensor& o_THv, const KeptStates& kept, const DeltaTurns& turns);
 void delta_backward_cuda(const Context& ctx, const DeltaShape& shape, const Segments& segments, const DeltaInputs& in,
-                         const at::Tensor& do_THv, const at::Tensor& states, const DeltaGradients& out);
+                         const at::Tensor& do_THv, const at::Tensor& states, const DeltaGradients& out,
+                         const DeltaResumed& resumed);
 int64_t delta_workspace_cuda(const DeltaShape& shape, at::ScalarType dtype, int64_t tokens, int64_t segments,
                              bool backward, bool aligned);
 

@@ -3,7 +3,7 @@
 #include <numeric>
 
 #include "gpu/gpu_testing.h"
-#include "ops/gated_delta_cases.h"
+#include "ops/delta_turns_cases.h"
 
 namespace unsloth {
 namespace {
@@ -35,8 +35,29 @@ std::vector<OpCase> chunked_delta_cases(uint64_t seed) {
     return cases;
 }
 
+/// The same sizes in parts.
+std::vector<OpCase> chunked_turns_cases(uint64_t seed) {
+    at::manual_seed(seed);
+    std::vector<OpCase> cases;
+    const ops::DeltaShape one{1, 1, 128, 128}, shared{2, 4, 128, 128};
+    using testing::Layout;
+    for (const double pace : {0.02, 1.0}) {
+        testing::add_delta_turns_cases(cases, one, {{{64, 64}}}, pace, at::kBFloat16, Layout::packed);
+        testing::add_delta_turns_cases(cases, one, {{{1, 129}}}, pace, at::kBFloat16, Layout::packed);
+        testing::add_delta_turns_cases(cases, shared, {{{70, 65}, {3, 1}, {1, 0}}}, pace, at::kBFloat16, Layout::wide);
+        testing::add_delta_turns_cases(cases, shared, {{{63, 0, 5}, {65, 130, 3}}}, pace, at::kHalf, Layout::packed);
+    }
+    for (OpCase& op_case : cases) op_case.tolerance = testing::Tolerance{0.02, 0.01, 2e-3};
+    return cases;
+}
+
 TEST_F(GatedDeltaGpu, MatchesOracleAndCpu) {
     testing::check_on_gpu(testing::gated_delta_cases);
+}
+
+TEST_F(GatedDeltaGpu, PartsInTurnsAreTheWholeSequence) {
+    testing::check_on_gpu(testing::delta_turns_cases);
+    testing::check_on_gpu(chunked_turns_cases);
 }
 
 TEST_F(GatedDeltaGpu, ChunksMatchTheRecurrenceInDoublePrecision) {

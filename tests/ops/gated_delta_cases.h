@@ -42,9 +42,11 @@ inline at::Tensor short_conv_oracle(const at::Tensor& x_TC, const at::Tensor& we
     });
 }
 
-/// The recurrence itself, a token after the other.
+/// The recurrence itself, a token after the other. `first_states`: of the segments, zeros without;
+/// `last_states`: gets theirs after it.
 inline at::Tensor delta_rule_oracle(const ops::DeltaShape& shape, const Tensors& in,
-                                    const std::vector<int32_t>& lengths) {
+                                    const std::vector<int32_t>& lengths, const at::Tensor* first_states = nullptr,
+                                    Tensors* last_states = nullptr) {
     const auto heads = [&](int64_t begin, int64_t count, int64_t size) {
         return in[0].narrow(1, begin, count * size).reshape({in[0].size(0), count, size});
     };
@@ -56,8 +58,11 @@ inline at::Tensor delta_rule_oracle(const ops::DeltaShape& shape, const Tensors&
                      k = direction(heads(shape.keys(), shape.key_heads, shape.key_dim)),
                      v = heads(2 * shape.keys(), shape.value_heads, shape.value_dim), beta = at::sigmoid(in[1]),
                      decay = at::exp(-at::exp(in[3]) * at::softplus(in[2] + in[4]));
+    int64_t segment = 0;
     return by_segment(lengths, [&](int64_t first, int64_t length) {
-        at::Tensor S = at::zeros({shape.value_heads, shape.key_dim, shape.value_dim}, in[0].options());
+        at::Tensor S = first_states != nullptr
+                           ? (*first_states)[segment++]
+                           : at::zeros({shape.value_heads, shape.key_dim, shape.value_dim}, in[0].options());
         Tensors out;
         for (int64_t t = first; t < first + length; ++t) {
             S = S * decay[t].view({-1, 1, 1});
@@ -65,6 +70,7 @@ inline at::Tensor delta_rule_oracle(const ops::DeltaShape& shape, const Tensors&
             S = S + k[t].unsqueeze(2) * delta.unsqueeze(1);
             out.push_back((S * q[t].unsqueeze(2)).sum(1));
         }
+        if (last_states != nullptr) last_states->push_back(S);
         return at::stack(out);
     });
 }
@@ -114,6 +120,19 @@ inline void add_short_conv_cases(std::vector<OpCase>& cases, const std::vector<i
 }
 
 /// `pace`: of the decay, exp(a_log): 0.02 forgets over a thousand tokens, 20 within one.
+inline std::vector<Arg> delta_rule_inputs(const ops::DeltaShape& shape, int64_t tokens, double pace,
+                                          at::ScalarType dtype, Layout layout) {
+    const int64_t heads = shape.value_heads;
+    return {{"mixed", slice_of(at::randn({tokens, shape.channels()}), dtype, layout)},
+            {"b", slice_of(at::randn({tokens, heads}) * 2, dtype, layout)},
+            {"a", slice_of(at::randn({tokens, heads}), dtype, layout)},
+            {"a_log", at::randn({heads}) * 0.3 + std::log(pace)},
+            {"dt_bias", at::randn({heads})}};
+}
+inline ops::DeltaInputs delta_inputs_of(const Tensors& a) {
+    return {a[0], a[1], a[2], a[3], a[4]};
+}
+
 inline void add_delta_rule_cases(std::vector<OpCase>& cases, const ops::DeltaShape& shape,
                                  const std::vector<int32_t>& lengths, double pace, at::ScalarType dtype,
                                  Layout layout) {
@@ -123,18 +142,13 @@ inline void add_delta_rule_cases(std::vector<OpCase>& cases, const ops::DeltaSha
     const std::string name = case_name(tokens, shape.key_heads, heads, shape.key_dim, shape.value_dim, pace,
                                        c10::toString(dtype), name_of(layout));
     const std::vector<int64_t> out{tokens, heads, shape.value_dim};
-    const std::vector<Arg> in = {{"mixed", slice_of(at::randn({tokens, shape.channels()}), dtype, layout)},
-                                 {"b", slice_of(at::randn({tokens, heads}) * 2, dtype, layout)},
-                                 {"a", slice_of(at::randn({tokens, heads}), dtype, layout)},
-                                 {"a_log", at::randn({heads}) * 0.3 + std::log(pace)},
-                                 {"dt_bias", at::randn({heads})}};
-    const auto inputs = [](const Tensors& a) { return ops::DeltaInputs{a[0], a[1], a[2], a[3], a[4]}; };
+    const std::vector<Arg> in = delta_rule_inputs(shape, tokens, pace, dtype, layout);
     OpCase forward;
     forward.name = "delta_rule_forward " + name;
     forward.args = in;
     forward.args.push_back({"o", poisoned_slice(out, dtype, layout), Role::output});
     forward.run = [=](ops::Context& ctx, const Tensors& a) {
-        ops::delta_rule_forward(ctx, shape, segments_of(lengths, ctx.device()), inputs(a), a[5]);
+        ops::delta_rule_forward(ctx, shape, segments_of(lengths, ctx.device()), delta_inputs_of(a), a[5]);
     };
     forward.expected = [=](const Tensors& a) { return Tensors{delta_rule_oracle(shape, a, lengths)}; };
     forward.workspace = [=](at::Device device) {
@@ -156,7 +170,7 @@ inline void add_delta_rule_cases(std::vector<OpCase>& cases, const ops::DeltaSha
     backward.args.push_back({"ddt_bias", at::randn({heads}), Role::both});
     backward.run = [=](ops::Context& ctx, const Tensors& a) {
         const at::Tensor scratch = at::full({states}, std::nan(""), at::TensorOptions(at::kFloat).device(ctx.device()));
-        ops::delta_rule_backward(ctx, shape, segments_of(lengths, ctx.device()), inputs(a), a[5], scratch,
+        ops::delta_rule_backward(ctx, shape, segments_of(lengths, ctx.device()), delta_inputs_of(a), a[5], scratch,
                                  {a[6], a[7], a[8], a[9], a[10]});
     };
     backward.expected = [=](const Tensors& a) {

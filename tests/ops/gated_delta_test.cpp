@@ -1,4 +1,4 @@
-#include "ops/gated_delta_cases.h"
+#include "ops/delta_turns_cases.h"
 #include "unsloth/core/error.h"
 
 namespace unsloth {
@@ -8,6 +8,10 @@ using testing::Tensors;
 
 TEST(GatedDelta, MatchesAutogradOfTheRecurrenceInDoublePrecision) {
     testing::check_on_cpu(testing::gated_delta_cases(1));
+}
+
+TEST(GatedDelta, PartsInTurnsAreTheWholeSequence) {
+    testing::check_on_cpu(testing::delta_turns_cases(4));
 }
 
 /// Segments are as alone, bit for bit.
@@ -109,6 +113,10 @@ TEST(GatedDelta, RefusesWrongTensors) {
     EXPECT_THROW(ops::short_conv_forward(ctx, segments, in.mixed_TC, at::randn({3, 4}), at::empty_like(in.mixed_TC)),
                  CheckError);
     EXPECT_THROW(ops::delta_rule_backward(ctx, shape, segments, in, o, at::empty({3}), {}), CheckError);
+    const ops::KeptStates written{at::zeros({2, 3, shape.channels()}), {0}, {}};
+    EXPECT_THROW(ops::short_conv_backward(ctx, segments, in.mixed_TC, in.mixed_TC, at::randn({shape.channels(), 4}),
+                                          at::empty_like(in.mixed_TC), {}, written, at::empty_like(written.data)),
+                 CheckError);
 }
 
 }  // namespace

@@ -3,9 +3,11 @@
 //
 // Legend: T tokens, C channels, w taps, H value heads, G key heads (G divides H), k and v the sizes of their heads.
 // Matrices are of fp32, bf16 or f16, with a contiguous last dimension and free strides; arithmetic is in fp32, results
-// are rounded once. No segment sees another one: state and convolution begin with zeros in each.
+// are rounded once. No segment sees another one: state and convolution begin with zeros in each, but where a segment
+// is a part of a sequence and resumes from what the part before left.
 #pragma once
 
+#include <functional>
 #include <vector>
 
 #include "unsloth/ops/attention.h"
@@ -24,14 +26,27 @@ struct DeltaShape {
 inline constexpr int64_t delta_chunk = 64;
 
 /// What sequences keep between calls, in N places (contiguous): segment s resumes from place rows[s], zeros if it
-/// begins, and leaves its own there. Each has its own place, but for the last one: what is left there is lost.
+/// begins, and leaves its own there; a segment without tokens leaves what it found. Each has its own place, but for the
+/// last one: what is left there is lost.
 struct KeptStates {
     at::Tensor
         data;  ///< of the convolution [N, w - 1, C], its last inputs, of x's type; of the rule [N, H, k, v], fp32
     std::vector<int32_t> rows;  ///< [segments]
     at::Tensor rows_S;          ///< int32, the same on the device; read on CUDA only
+    bool read_only = false;     ///< segments leave nothing, and the last place is as the others
     bool defined() const { return data.defined(); }
-    bool keeps(size_t segment) const { return defined() && rows[segment] + 1 < data.size(0); }
+    int64_t places() const { return data.size(0) - (read_only ? 0 : 1); }
+    bool keeps(size_t segment) const { return defined() && rows[segment] < places(); }
+};
+
+/// Parts of sequences that follow one another, of which segments s with s % count == t are computed in turn t:
+/// ascending forward, descending backward. Segments of different turns may have the same place of states.
+struct DeltaTurns {
+    int count = 1;
+    std::function<void(int turn)> before = {};  ///< called before a turn's kept states are read; may be empty
+    void begin(int turn) const {
+        if (before) before(turn);
+    }
 };
 
 /// y_TC = silu of a convolution of each channel over its segment's tokens: the last tap is of the token itself.
@@ -39,8 +54,11 @@ struct KeptStates {
 void short_conv_forward(Context& ctx, const Segments& segments, const at::Tensor& x_TC, const at::Tensor& weight_Cw,
                         const at::Tensor& y_TC, const KeptStates& kept = {});
 /// dx_TC = the gradient; dweight_Cw (fp32, may be undefined): +=, summed in a fixed order. dx may not overlap dy or x.
+/// `kept`: what the forward began with, read only; dkept_NwC, of its data's size and type: the gradients of the
+/// segments' places, written.
 void short_conv_backward(Context& ctx, const Segments& segments, const at::Tensor& dy_TC, const at::Tensor& x_TC,
-                         const at::Tensor& weight_Cw, const at::Tensor& dx_TC, const at::Tensor& dweight_Cw);
+                         const at::Tensor& weight_Cw, const at::Tensor& dx_TC, const at::Tensor& dweight_Cw,
+                         const KeptStates& kept = {}, const at::Tensor& dkept_NwC = {});
 
 /// What the delta rule reads of a layer: `mixed_TC` has queries, keys and values of all heads side by side; queries and
 /// keys are divided by their length, sqrt(sum of squares + 1e-6), and queries by sqrt(k) too. For a value head of token
@@ -55,9 +73,9 @@ struct DeltaInputs {
 /// CUDA: 16-bit dtypes with k = v = 128 and rows that allow 16-byte accesses go by chunks of 64 tokens, with states in
 /// fp32 and products of bf16 by tensor cores; one token a segment with states kept, in fp32. Everything else is
 /// computed in fp32, a token after the other; a state must fit a block's shared memory. Takes delta_rule_workspace
-/// bytes of ctx.workspace.
+/// bytes of ctx.workspace, which `turns` must leave alone. What states are not needed for runs before the first turn.
 void delta_rule_forward(Context& ctx, const DeltaShape& shape, const Segments& segments, const DeltaInputs& in,
-                        const at::Tensor& o_THv, const KeptStates& kept = {});
+                        const at::Tensor& o_THv, const KeptStates& kept = {}, const DeltaTurns& turns = {});
 /// Bytes of ctx.workspace (16-byte aligned) for both directions, or for the forward alone, of up to `tokens` tokens in
 /// up to `segments` segments; 0 on the CPU. `aligned`: rows of all matrices allow 16-byte accesses.
 int64_t delta_rule_workspace(const DeltaShape& shape, at::ScalarType dtype, at::Device device, int64_t tokens,
@@ -67,10 +85,18 @@ int64_t delta_rule_workspace(const DeltaShape& shape, at::ScalarType dtype, at::
 struct DeltaGradients {
     at::Tensor mixed_TC, b_TH, a_TH, a_log_H, dt_bias_H;
 };
+/// Of parts of sequences. `kept`: the states that they began with, read only. `dkept` [N, H, k, v], fp32: a place has
+/// the gradient of the state that its segment ended with, and gets that of the one it began with.
+struct DeltaResumed {
+    KeptStates kept, dkept;
+    DeltaTurns turns;
+};
 /// `states`: fp32, flat, of delta_state_elements; what it held is lost. The states are made again from the inputs.
-/// Takes delta_rule_workspace bytes of ctx.workspace. Gradients may not overlap `in`.
+/// Takes delta_rule_workspace bytes of ctx.workspace, which `resumed.turns` must leave alone. Gradients may not overlap
+/// `in`.
 void delta_rule_backward(Context& ctx, const DeltaShape& shape, const Segments& segments, const DeltaInputs& in,
-                         const at::Tensor& do_THv, const at::Tensor& states, const DeltaGradients& out);
+                         const at::Tensor& do_THv, const at::Tensor& states, const DeltaGradients& out,
+                         const DeltaResumed& resumed = {});
 /// For up to `tokens` in up to `segments`: a state for each value head and begun chunk.
 int64_t delta_state_elements(const DeltaShape& shape, int64_t tokens, int64_t segments);
 
