@@ -25,33 +25,6 @@ int64_t filled(int64_t tokens, int ranks) {
     return tokens < filled_from(ranks) ? tokens : (tokens + step - 1) / step * step;
 }
 
-/// A segment's chunks, two per rank. In a padded segment all chunks have room for equally many tokens, and the last one
-/// holds the padding. Otherwise larger chunks come first, so that the ranks' sums differ by at most one.
-class Chunks {
-  public:
-    Chunks(int32_t begin, int32_t end, int ranks) : begin_(begin), end_(end), ranks_(ranks) {
-        const auto room = static_cast<int32_t>(filled(end - begin, ranks));
-        each_ = room / (2 * ranks);
-        longer_ = room % (2 * ranks);
-    }
-
-    int32_t begin(int chunk) const { return std::min(end_, room_begin(chunk)); }
-    int32_t size(int chunk) const { return begin(chunk + 1) - begin(chunk); }
-    int32_t room(int chunk) const { return room_begin(chunk + 1) - room_begin(chunk); }
-    int count() const { return 2 * ranks_; }
-    int rank_of(int chunk) const { return std::min(chunk, mirror(chunk)); }
-    std::array<int, 2> of(int rank) const { return {rank, mirror(rank)}; }
-    int32_t tokens_of(int rank) const { return room(rank) + room(mirror(rank)); }
-    /// Where the chunk's tokens begin among those of this segment that its rank has.
-    int32_t offset(int chunk) const { return chunk < ranks_ ? 0 : room(mirror(chunk)); }
-
-  private:
-    int mirror(int chunk) const { return 2 * ranks_ - 1 - chunk; }
-    int32_t room_begin(int chunk) const { return begin_ + chunk * each_ + std::min(chunk, longer_); }
-    int32_t begin_, end_, each_ = 0;
-    int ranks_, longer_ = 0;
-};
-
 class Slicer {
   public:
     Slicer(const Batch& whole, ContextRank cp) : whole_(whole), cp_(cp) {}
@@ -61,9 +34,11 @@ class Slicer {
         ContextSlice& context = slice_.context.emplace();
         context.last_position = *std::max_element(whole_.positions_T.begin(), whole_.positions_T.end());
         context.labels = whole_.labels;
+        context.place = cp_;
         std::vector<int32_t> tokens(static_cast<std::size_t>(cp_.size));  // of each rank
-        for_segments([&](const Chunks& chunks, int32_t) {
+        for_segments([&](const Chunks& chunks, int32_t length) {
             for (int rank = 0; rank < cp_.size; ++rank) at(tokens, rank) += chunks.tokens_of(rank);
+            context.sequences.push_back(length);
         });
         context.tokens_each = std::max(1, *std::max_element(tokens.begin(), tokens.end()));
         context.all_keys = int64_t{context.tokens_each} * cp_.size;
@@ -151,6 +126,12 @@ class Slicer {
 
 }  // namespace
 
+Chunks::Chunks(int32_t begin, int32_t end, int ranks) : begin_(begin), end_(end), ranks_(ranks) {
+    const auto room = static_cast<int32_t>(filled(end - begin, ranks));
+    each_ = room / (2 * ranks);
+    longer_ = room % (2 * ranks);
+}
+
 Batch slice(const Batch& batch, ContextRank cp) {
     UNSLOTH_CHECK(cp.size >= 1 && cp.rank >= 0 && cp.rank < cp.size, "rank ", cp.rank, " of ", cp.size);
     if (cp.alone() || batch.tokens() == 0) return batch;
@@ -175,6 +156,8 @@ BatchLimits slice_limits(const BatchLimits& whole, ContextRank cp) {
     own.patches = whole.patches;  // so that a model's plan can refuse images
     own.image_tokens = whole.image_tokens;
     own.all_keys = own.tokens * cp.size;
+    own.sequences = whole.segments;
+    own.context_ranks = cp.size;
     return own;
 }
 

@@ -177,6 +177,14 @@ void ActivationList::mixer(int64_t i, LayerSaved& a, const Statistic& statistic,
     if (!delta) statistic("lse", {lse_elements_}, at::kFloat, attention, a.lse, Rows::fixed);
     if (delta || (attends && spec_.attention_output_gate))
         matrix(delta ? "ungated delta" : "ungated o", spec_.mixed_size(i), attention, a.ungated_TN);
+    if (delta && sizes_.sequences > 0) {  // a recomputation reads them, too: they are not passed again
+        const spec::DeltaSpec& net = *spec_.delta;
+        const int64_t chunks = sizes_.chunks();
+        statistic("inputs before chunks", {chunks, net.taps - 1, net.channels()}, dtype_, true, a.chunks.inputs_NwC,
+                  Rows::fixed);
+        statistic("states before chunks", {chunks, net.value_heads, net.key_dim, net.value_dim}, at::kFloat, true,
+                  a.chunks.states_NHkv, Rows::fixed);
+    }
     const weights::MatrixGroup& out = layout_[layout_.out_of(i)];
     matrix(delta ? "delta_out" : "o", weights::row_stride(out.k + out.r), attention, a.o_full);
 }

@@ -120,6 +120,7 @@ class ActivationList {
     /// Of the products that read the residual stream first; with the columns of their adapters, or without.
     int64_t most_columns(bool adapters) const;
     void delta_scratch(const spec::DeltaSpec& delta, Scratch& s);
+    void passed_states(const spec::DeltaSpec& delta, DeltaPassed& p);
 
     void experts_scratch(const spec::ExpertsSpec& experts, Scratch& s);
 

@@ -34,6 +34,15 @@ void ActivationList::tokens(TokenBuffers& b, std::vector<at::Tensor>& objective)
         ints("keys' tokens", sizes_.keys, b.key_tokens);
         if (sizes_.training) ints("places of keys", sizes_.copies * std::max(t, sizes_.all_keys), b.key_places);
     }
+    if (spec_.delta && sizes_.sequences > 0) {
+        const int64_t chunks = sizes_.chunks(), rows = chunks * (spec_.delta->taps - 1);
+        ints("chunk offsets", chunks + 1, b.chunk_offsets);
+        ints("sequences of chunks", chunks, b.chunk_sequences);
+        ints("places of chunks", chunks, b.chunk_places);
+        ints("ends of chunks", rows, b.chunk_ends);
+        ints("rows before chunks", rows, b.rows_before);
+        ints("places of ends", rows * (spec_.delta->taps - 1), b.places_of_ends);
+    }
     if (sizes_.adapters > 0) ints("adapters of tokens", t, b.adapter_T, Rows::tokens);
     if (sizes_.cache_tokens > 0) {
         ints("cache slots", t, b.slots_T, Rows::tokens);

@@ -28,4 +28,9 @@ void ContextParallel::sum_onto_owners(ops::Context& ctx, const at::Tensor& all_G
     ops::copy_2d(ctx, own.narrow(0, 0, own_TN.size(0)), own_TN);
 }
 
+void ContextParallel::spread(ops::Context& ctx, const at::Tensor& values, int from, const char* what) const {
+    const ops::Region region(ctx, "broadcast cp");
+    ranks_->broadcast(values, from, what);
+}
+
 }  // namespace unsloth::model

@@ -2,6 +2,7 @@
 // columns. The columns of qkv_TN: C, V of the gate z, H of b, H of a. Tensor-parallel ranks have some heads each.
 #include "model/delta_layer.h"
 
+#include "model/delta_chain.h"
 #include "model/layer_parts.h"
 #include "model/normed_input.h"
 #include "unsloth/ops/dora.h"
@@ -29,7 +30,7 @@ ops::DeltaShape shape_of(const spec::DeltaSpec& delta) {
     return {delta.key_heads, delta.value_heads, delta.key_dim, delta.value_dim};
 }
 
-/// This rank's channels, in runs: no channel of the convolution sees another.
+/// This rank's channels, in runs: no channel of the convolution sees another. Rows that resume are whole: one run.
 std::vector<weights::RowRun> channel_runs(const LayerContext& c) {
     return weights::row_runs(c.group.layout[Group::delta_in].slices.front().part);
 }
@@ -48,13 +49,16 @@ at::Tensor own_heads(const LayerContext& c, const at::Tensor& whole) {
 }
 
 const ops::Segments& rows_of(const LayerContext& c) {
+    if (c.tokens.chain != nullptr) return c.tokens.chain->chunks;
     return c.tokens.cached != nullptr ? c.tokens.cached->all : c.tokens.segments;
 }
 
-/// What the rows resume from; nothing where each begins.
-ops::KeptStates kept(const LayerContext& c, const at::Tensor& data) {
+/// What the rows resume from, of one member; nothing where each begins.
+ops::KeptStates kept(const LayerContext& c, const LayerSaved& a, at::Tensor DeltaKept::* data) {
+    if (c.tokens.chain != nullptr)
+        return {a.chunks.*data, c.tokens.chain->own, c.tokens.chain->own_S, /*read_only=*/true};
     if (c.tokens.cached == nullptr) return {};
-    return {data, c.tokens.cached->states, c.tokens.cached->states_S};
+    return {a.kept.*data, c.tokens.cached->states, c.tokens.cached->states_S};
 }
 
 /// Rows after those that resume begin with this pass.
@@ -72,9 +76,40 @@ ops::DeltaInputs convolve(const LayerContext& c, const weights::LayerWeights& w,
     for (const weights::RowRun& run : channel_runs(c))
         ops::short_conv_forward(c.group.ctx, rows_of(c), channels_of(run, in.mixed_TC),
                                 taps_of(c, run, w.norm(spec::TensorRole::delta_conv)), channels_of(run, convolved_TC),
-                                kept(c, a.kept.inputs_NwC));
+                                kept(c, a, &DeltaKept::inputs_NwC));
     return {convolved_TC, in.b_TH, in.a_TH, own_heads(c, w.norm(spec::TensorRole::delta_a_log)),
             own_heads(c, w.norm(spec::TensorRole::delta_dt_bias))};
+}
+
+/// o_THv = the rule's outputs. `first`: not a recomputation, for which the chunks' states were kept.
+void advance_states(const LayerContext& c, const weights::LayerWeights& w, const LayerSaved& a, const at::Tensor& o_THv,
+                    bool first) {
+    const spec::DeltaSpec& delta = *c.spec.delta;
+    if (c.tokens.chain == nullptr || !first)
+        return ops::delta_rule_forward(c.group.ctx, shape_of(delta), rows_of(c), convolve(c, w, a), o_THv,
+                                       kept(c, a, &DeltaKept::states_NHkv));
+    gather_rows_before(c, delta_views(delta, attended(c, a.qkv_TN)).mixed_TC, a.chunks.inputs_NwC);
+    const ops::DeltaInputs in = convolve(c, w, a);
+    PassedStates passed(c, PassedStates::Way::on);
+    const auto before = [&](int turn) {
+        passed.to_turn(turn);
+        passed.keep(turn, a.chunks.states_NHkv);
+    };
+    ops::delta_rule_forward(c.group.ctx, shape_of(delta), rows_of(c), in, o_THv, passed.states(), {2, before});
+    passed.finish();
+}
+
+/// From the gradient of the rule's outputs to those of what it and the convolution read.
+void retreat_states(const LayerContext& c, const LayerSaved& a, const ops::DeltaInputs& in, const at::Tensor& do_THv,
+                    const ops::DeltaGradients& out) {
+    const ops::DeltaShape shape = shape_of(*c.spec.delta);
+    if (c.tokens.chain == nullptr)
+        return ops::delta_rule_backward(c.group.ctx, shape, rows_of(c), in, do_THv, c.scratch.states, out);
+    PassedStates passed(c, PassedStates::Way::back);
+    ops::delta_rule_backward(
+        c.group.ctx, shape, rows_of(c), in, do_THv, c.scratch.states, out,
+        {kept(c, a, &DeltaKept::states_NHkv), passed.states(), {2, [&](int turn) { passed.to_turn(turn); }}});
+    passed.finish();
 }
 
 }  // namespace
@@ -92,8 +127,7 @@ void delta_forward(const LayerContext& c, const weights::LayerWeights& w, const 
     ++c.counts.attention;
     const at::Tensor o_THv = value_heads(delta, attended(c, a.ungated_TN));
     clear_begun(c, a.kept);
-    ops::delta_rule_forward(c.group.ctx, shape_of(delta), rows_of(c), convolve(c, w, a), o_THv,
-                            kept(c, a.kept.states_NHkv));
+    advance_states(c, w, a, o_THv, /*first=*/steps.down);
     ops::gated_norm_forward(c.group.ctx, o_THv, delta_views(delta, attended(c, a.qkv_TN)).z_THv,
                             w.norm(spec::TensorRole::delta_norm), c.spec.rms_norm_eps,
                             value_heads(delta, attended(c, a.o_full)));
@@ -112,15 +146,19 @@ void delta_backward(const LayerContext& c, const weights::LayerWeights& w, const
     ops::gated_norm_backward(ctx, dy_THv, value_heads(delta, attended(c, a.ungated_TN)), in.z_THv,
                              w.norm(spec::TensorRole::delta_norm), c.spec.rms_norm_eps, dy_THv, gradient.z_THv,
                              norm_gradient(c, spec::TensorRole::delta_norm));
-    ops::delta_rule_backward(
-        ctx, shape_of(delta), c.tokens.segments, convolve(c, w, a), dy_THv, c.scratch.states,
+    retreat_states(
+        c, a, convolve(c, w, a), dy_THv,
         {dconvolved_TC, gradient.b_TH, gradient.a_TH, own_heads(c, norm_gradient(c, spec::TensorRole::delta_a_log)),
          own_heads(c, norm_gradient(c, spec::TensorRole::delta_dt_bias))});
+    const bool shared = c.tokens.chain != nullptr;
     for (const weights::RowRun& run : channel_runs(c))
-        ops::short_conv_backward(ctx, c.tokens.segments, channels_of(run, dconvolved_TC), channels_of(run, in.mixed_TC),
+        ops::short_conv_backward(ctx, rows_of(c), channels_of(run, dconvolved_TC), channels_of(run, in.mixed_TC),
                                  taps_of(c, run, w.norm(spec::TensorRole::delta_conv)),
                                  channels_of(run, gradient.mixed_TC),
-                                 taps_of(c, run, norm_gradient(c, spec::TensorRole::delta_conv)));
+                                 taps_of(c, run, norm_gradient(c, spec::TensorRole::delta_conv)),
+                                 kept(c, a, &DeltaKept::inputs_NwC),
+                                 shared ? gradients_of_rows_before(c, a.chunks.inputs_NwC) : at::Tensor());
+    if (shared) return_rows_before(c, gradient.mixed_TC);
     zero_added(c, c.scratch.dqkv_full);
     const at::Tensor dqkv_TN = c.scratch.dqkv_full.narrow(1, 0, layout.n);
     Activation dy = input_gradient ? gradient_of(c, Group::delta_in, w, c.scratch.dqkv_full, a.u_qkv_TR)

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "model/copy_values.h"
+#include "model/delta_chain.h"
 #include "unsloth/core/error.h"
 #include "unsloth/model/tile_tower.h"
 #include "unsloth/model/vision_tower.h"
@@ -64,6 +65,7 @@ void MicroBatch::upload(const data::Batch& batch) {
         segments.max_q = std::max(segments.max_q, own);
         segments.uniform = segments.uniform && own == batch.longest;
     }
+    if (batch.context && spec_.delta) upload_chain(*batch.context);
     if (batch.context)
         upload_keys(batch.context->keys, batch.context->key_offsets, batch.context->all_keys);
     else if (!batch.shared.empty())
@@ -141,6 +143,34 @@ void MicroBatch::upload_keys(const std::vector<int32_t>& keys, const std::vector
     }
     inputs_.segments.k_offsets = offsets;
     inputs_.segments.k_offsets_device = tokens.k_offsets;
+}
+
+void MicroBatch::upload_chain(const data::ContextSlice& context) {
+    const TokenBuffers& tokens = activations_->tokens();
+    UNSLOTH_CHECK(static_cast<int64_t>(context.sequences.size()) <= activations_->sizes().sequences,
+                  context.sequences.size(), " sequences of ", activations_->sizes().sequences, " planned");
+    const ChainIndex index = chain_index(context, spec_.delta->taps);
+    DeltaChain chain;
+    const auto device = [](const std::vector<int32_t>& values, const at::Tensor& to) {
+        copy_values(values, to);
+        return to.narrow(0, 0, static_cast<int64_t>(values.size()));
+    };
+    for (std::size_t chunk = 0; chunk + 1 < index.offsets.size(); ++chunk) {
+        chain.sequence_of.push_back(static_cast<int32_t>(chunk) / 2);
+        chain.own.push_back(static_cast<int32_t>(chunk));
+        chain.chunks.max_q = std::max(chain.chunks.max_q, index.offsets[chunk + 1] - index.offsets[chunk]);
+    }
+    chain.chunks.max_k = chain.chunks.max_q;
+    chain.chunks.q_offsets = chain.chunks.k_offsets = index.offsets;
+    chain.chunks.q_offsets_device = chain.chunks.k_offsets_device = device(index.offsets, tokens.chunk_offsets);
+    chain.sequence_of_S = device(chain.sequence_of, tokens.chunk_sequences);
+    chain.own_S = device(chain.own, tokens.chunk_places);
+    chain.ends_n = device(index.ends, tokens.chunk_ends);
+    chain.before_n = device(index.before, tokens.rows_before);
+    chain.places_nP = device(index.places, tokens.places_of_ends).view({chain.ends_n.numel(), spec_.delta->taps - 1});
+    chain.rows = index.rows;
+    chain.most_chunks = index.chunks;
+    inputs_.chain = std::make_shared<const DeltaChain>(std::move(chain));
 }
 
 void MicroBatch::make_rope_tables(const data::Batch& batch, int64_t longest_position) {

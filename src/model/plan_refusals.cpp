@@ -48,7 +48,10 @@ void ModelPlan::require_delta() const {
     if (request_.sizes.keys > 0)
         refuse("option.unsupported", "a prompt that rows share (preference.share_prompt, and all of grpo)",
                "Set preference.share_prompt to false.");
-    if (!request_.cp.alone()) refuse("parallel.unsupported", "distributed.cp_size", "Leave it at 1.");
+    if (!request_.cp.alone() && !request_.tp.alone())
+        refuse("parallel.unsupported", "distributed.cp_size beside tp_size", "Leave one of them at 1.");
+    if (!request_.cp.alone() && spec().delta->taps == 1)
+        refuse("parallel.unsupported", "distributed.cp_size and a convolution of one tap", "Leave cp_size at 1.");
 }
 
 void ModelPlan::require_images() const {

@@ -37,7 +37,7 @@ int64_t delta_bytes(const spec::ModelSpec& spec, const ActivationSizes& sizes, a
     if (!spec.delta) return 0;
     const spec::DeltaSpec& delta = *spec.delta;
     return std::max(ops::delta_rule_workspace({delta.key_heads, delta.value_heads, delta.key_dim, delta.value_dim},
-                                              dtype, device, sizes.tokens, sizes.segments, sizes.training),
+                                              dtype, device, sizes.tokens, sizes.delta_segments(), sizes.training),
                     sizes.training ? ops::gated_norm_workspace(device, delta.value_dim) : 0);
 }
 

@@ -151,6 +151,8 @@ void size_for(model::ActivationSizes& sizes, const data::BatchLimits& limits) {
     sizes.segments = limits.segments;
     sizes.keys = limits.keys;
     sizes.all_keys = limits.all_keys;
+    sizes.sequences = limits.sequences;
+    sizes.context_ranks = limits.context_ranks;
     sizes.longest = limits.longest;
     sizes.copies = limits.copies;
     sizes.head_rows = limits.labels;

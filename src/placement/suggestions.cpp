@@ -129,6 +129,7 @@ class Changes {
                             sizes.segments = std::max<int64_t>(1, sizes.segments / divisor);
                             sizes.keys = (sizes.keys + divisor - 1) / divisor;
                             sizes.all_keys = (sizes.all_keys + divisor - 1) / divisor;
+                            sizes.sequences = (sizes.sequences + divisor - 1) / divisor;
                             sizes.longest = std::min(sizes.longest, std::max(sizes.tokens, sizes.all_keys));
                             request.run.head_tile = std::min(request.run.head_tile, sizes.head_rows);
                         });

@@ -1,5 +1,8 @@
 #include "unsloth/planner/exchange_time.h"
 
+#include <algorithm>
+#include <cmath>
+
 namespace unsloth::planner {
 namespace {
 
@@ -21,6 +24,22 @@ double gather_ms(const Card& card, int64_t ranks, double bytes, double calls = 1
     return (calls - 1) * card.peer_us / 1e3 + copy_ms(card, bytes * as_double(ranks - 1) / as_double(ranks));
 }
 
+/// The share of layers that have gated delta nets.
+double share_of_nets(const spec::ModelSpec& model) {
+    const auto nets = std::ranges::count_if(model.layers, [](const spec::LayerSpec& layer) { return layer.delta; });
+    return as_double(nets) / as_double(model.num_layers);
+}
+
+/// Context parallel: time for the states of all sequences to pass from chunk to chunk.
+double states_ms(const Card& card, const StepWork& work) {
+    if (!work.model.delta) return 0;
+    const spec::DeltaSpec& delta = *work.model.delta;
+    const double ranks = as_double(work.sharing.cp),
+                 sequences = std::ceil(as_double(work.tokens) * ranks / as_double(work.longest)),
+                 bytes = full_element * as_double(delta.value_heads * delta.key_dim * delta.value_dim);
+    return (2 * ranks - 2) * copy_ms(card, sequences * bytes);
+}
+
 }  // namespace
 
 LayerExchange layer_exchange(const Card& card, const StepWork& work, const spec::LayerPlan& plan, int64_t in_flight) {
@@ -36,8 +55,9 @@ LayerExchange layer_exchange(const Card& card, const StepWork& work, const spec:
     if (s.cp > 1) {
         const double keys = tokens * as_double(s.cp) * 2 * as_double(work.model.kv_size()) * element,
                      once = gather_ms(card, s.cp, keys) + 2 * seen_keys * keys / (card.copy * 1e9) * 1e3;
-        time.forward += once;
-        time.backward += 2 * once;
+        const double nets = share_of_nets(work.model), states = nets * states_ms(card, work);
+        time.forward += (1 - nets) * once + states;
+        time.backward += (1 - nets) * 2 * once + states;
     }
     // Tensors that ranks hold shards of. NCCL kernels that overlap GEMMs delay these by as much time (docs/log.md).
     const double trained = trained_of_layer(work), passes = as_double(in_flight);

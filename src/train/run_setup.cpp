@@ -35,6 +35,7 @@ namespace {
 void widen(data::BatchLimits& limits, const data::BatchLimits& other) {
     limits.tokens = std::max(limits.tokens, other.tokens);
     limits.all_keys = std::max(limits.all_keys, other.all_keys);
+    limits.sequences = std::max(limits.sequences, other.sequences);
     limits.segments = std::max(limits.segments, other.segments);
     limits.keys = std::max(limits.keys, other.keys);
     limits.longest = std::max(limits.longest, other.longest);

@@ -72,6 +72,8 @@ TEST(ContextSlice, RanksHaveTheFirstAndTheLastChunks) {
     EXPECT_EQ(context.keys, (Ints{0, 1, 0, 1, 7, 8, 9, 10, 2, 3, 4, 5, 4, 5, 11, 12, 6}));
     EXPECT_EQ(context.last_position, 7);
     EXPECT_EQ(context.labels, whole.labels);
+    EXPECT_EQ(context.sequences, (Ints{8, 5}));
+    EXPECT_EQ(second.context->place.rank, 1);
 }
 
 TEST(ContextSlice, EveryTokenAttendsOverItsSequenceUpToItself) {
@@ -193,6 +195,7 @@ TEST(ContextSlice, ARankWithoutTokensHasOneThatNobodyReads) {
         EXPECT_EQ(own.context->keys.back(), rank) << "itself";
         EXPECT_EQ(own.labels_of_all(), 1);
         EXPECT_EQ(own.context->key_offsets.back(), rank == 1 ? 2 : 1);
+        EXPECT_EQ(own.context->sequences, Ints{2});
     }
     EXPECT_EQ(labels, 1);
     EXPECT_EQ(slice(make_batch({}), {1, 4}).tokens(), 0);

@@ -74,6 +74,49 @@ TEST_F(ContextParallelTest, WindowsReachIntoOtherRanksChunks) {
     }
 }
 
+/// Two layers of three have gated delta nets.
+Kind hybrid_kind(const std::string& name, const Flags& flags) {
+    const char* const sizes = R"("layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16,
+        "linear_value_head_dim": 24, "linear_conv_kernel_dim": 4)";
+    Kind kind{name, "qwen3_5_text", sizes, false, flags};
+    kind.layers = 3;
+    return kind;
+}
+
+// Chunks of one to five tokens, many without any: rows before a chunk are in up to three others.
+TEST_F(ContextParallelTest, StatesOfGatedDeltaNetsGoFromChunkToChunk) {
+    const std::string adapters = all_adapters.back() + ",in_proj_qkv,in_proj_z,out_proj";
+    for (const char* const keep : {"none", "attention", "full"}) {
+        const Kind kind = hybrid_kind(cat("hybrid_", keep),
+                                      {"--lora.target_modules", adapters, "--training.gradient_checkpointing", keep});
+        expect_as_one_process(kind, {{.cp = keep == std::string("full") ? 4 : 2}, {.cp = 3}});
+    }
+    const Kind full = hybrid_kind("hybrid_full_training", {"--lora.finetuning_type", "full"});
+    expect_as_one_process(full, {{.cp = 2}, {.cp = 4}});
+    expect_as_one_process(full, {{.cp = 2, .dp = 2}, {.cp = 2, .pp = 2}}, 4);
+}
+
+TEST_F(ContextParallelTest, ARankWithoutTokensPassesStatesOn) {
+    const auto score = [](Rank& rank, data::ContextRank place) {
+        data::Sample sample;
+        sample.ids = sample.labels = {5, 90, 17};
+        sample.positions = {0, 1, 2};
+        const data::Batch batch = data::slice(data::make_batch({&sample, 1}), place);
+        return rank.model().score(batch).to(at::kDouble).sum().item<double>();
+    };
+    const Kind kind = hybrid_kind("few_tokens", all_adapters);
+    Rank alone(config(kind), nullptr);
+    const double one = score(alone, {});
+    std::array<double, 4> parts{};
+    const config::LoadedConfig shared = config(kind, {"--distributed.cp_size", "4"});
+    comm::on_ranks(4, [&](comm::Group& group) {
+        Rank rank(shared, &group);
+        parts[static_cast<std::size_t>(group.rank())] = score(rank, {group.rank(), 4});
+    });
+    EXPECT_NEAR(std::accumulate(parts.begin(), parts.end(), 0.0), one, 1e-5 * one);
+}
+
 // Frequencies that follow the longest position of a batch, which another rank may have.
 TEST_F(ContextParallelTest, PositionsAreThoseOfTheWholeRow) {
     Kind kind{"dynamic", "llama", R"("rope_scaling": {"rope_type": "dynamic", "factor": 4.0})", false, all_adapters};

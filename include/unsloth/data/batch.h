@@ -96,6 +96,8 @@ struct ContextSlice {
     std::vector<int32_t> lengths;            ///< [S] and in all
     int32_t last_position = 0;               ///< the largest of all ranks'
     int64_t labels = 0;                      ///< targets of all ranks
+    ContextRank place;
+    std::vector<int32_t> sequences;  ///< tokens of each that the ranks share, those without a chunk here among them
 };
 
 /// A micro-batch: tokens are flat, T of them, rows one after another without padding. T may be 0: in the last

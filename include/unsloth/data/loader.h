@@ -38,6 +38,8 @@ struct BatchLimits {
     int64_t image_tokens = 0;  ///< that are images'
     int64_t copies = 2;        ///< most segments that share a token
     int64_t all_keys = 0;      ///< of slices: ContextSlice::all_keys; 0: rows are whole
+    int64_t sequences = 0;     ///< of slices: that the ranks share; 0: rows are whole
+    int64_t context_ranks = 1;
 };
 
 /// What an epoch takes.

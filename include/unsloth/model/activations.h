@@ -41,9 +41,16 @@ struct CrossSaved {
     at::Tensor kv_SN, k_raw_SN, rstd_k_SK;
 };
 
-/// Of a gated delta net in generation: what sequences resume from (ops::KeptStates). The last place is nobody's.
+/// Of a gated delta net: what sequences resume from (ops::KeptStates), in generation or where ranks share them.
 struct DeltaKept {
     at::Tensor inputs_NwC, states_NHkv;
+};
+/// What such ranks pass to each other (model/delta_chain.h), flat: S sequences, of which a rank has G rows next to
+/// chunks.
+struct DeltaPassed {
+    at::Tensor states_NHkv;          ///< fp32, N = S + 1: of the sequences so far, or their gradients
+    at::Tensor own_GC, all_rows_GC;  ///< inputs of the convolution, or gradients, of this rank and of all
+    at::Tensor drows_GC, sums_GC;    ///< gradients of the rows before its chunks; what its own rows get
 };
 
 /// What a layer's forward leaves for its backward. What a layer does not keep (spec/keep.h) is one buffer that all
@@ -58,7 +65,8 @@ struct LayerSaved {
     at::Tensor qkv_TN;      ///< after RoPE; of a layer that crosses q, of a gated delta net what its products gave
     at::Tensor ungated_TN;  ///< what o_full is of, before attention's gate or a delta net's norm; else undefined
     CrossSaved cross;       ///< undefined in other layers
-    DeltaKept kept;         ///< undefined in other layers, and in training
+    DeltaKept kept;         ///< of generation, whose last place is nobody's; undefined in other layers
+    DeltaKept chunks;       ///< before each chunk of sequences that ranks share; undefined where they are whole
     at::Tensor lse;         ///< opaque to all but attention
     at::Tensor o_full;      ///< [T, Nq + R]: attention's output and its x·Aᵀ
     at::Tensor mid_tD;      ///< the residual stream after attention
@@ -102,6 +110,7 @@ struct Scratch {
     at::Tensor attention_gate_T, mlp_gate_T, dkv_full;
     /// Of gated delta nets: the convolution's output [T, C], its gradient, and fp32 states (ops/gated_delta.h); flat.
     at::Tensor convolved_TC, dconvolved_TC, states;
+    DeltaPassed passed;  ///< undefined where rows are whole
 };
 
 /// The lm_head's buffers; n rows have a target.
@@ -177,7 +186,9 @@ struct TokenBuffers {
     at::Tensor feature_adapter_S;                  ///< likewise of image features
     at::Tensor slots_T, lengths_S, pages;          ///< int32, of generation: ops::PagedRows; undefined without a cache
     at::Tensor states_S;                           ///< int32, of generation: the places of states
-    std::vector<RopeTable> ropes;                  ///< by ModelSpec::ropes
+    at::Tensor chunk_offsets, chunk_sequences, chunk_places;  ///< int32: DeltaChain's; undefined where rows are whole
+    at::Tensor chunk_ends, rows_before, places_of_ends;       ///< the same
+    std::vector<RopeTable> ropes;                             ///< by ModelSpec::ropes
 };
 
 /// A buffer that an objective has in each micro-batch, flat.
@@ -206,6 +217,8 @@ struct ActivationSizes {
     int64_t segments = 0;         ///< most segments
     int64_t keys = 0;             ///< most keys of all segments, where some are not their own tokens; 0: all are
     int64_t all_keys = 0;         ///< most that the ranks which share a row have together; 0: rows are whole
+    int64_t sequences = 0;        ///< most that these ranks share; 0: rows are whole
+    int64_t context_ranks = 1;    ///< that share them
     int64_t longest = 0;          ///< longest segment
     int64_t copies = 2;           ///< most segments that share a token
     int64_t head_rows = 0;        ///< most rows with a target
@@ -232,6 +245,9 @@ struct ActivationSizes {
     int64_t image_rows(const spec::ModelSpec& spec) const {
         return patches > 0 && spec.vision && spec.vision->tiles ? image_tokens * spec.vision->tiles->features() : 0;
     }
+    int64_t chunks() const { return 2 * sequences; }  ///< of them here, with tokens or without
+    /// What a gated delta net takes: rows of generation may be more.
+    int64_t delta_segments() const { return segments > chunks() ? segments : chunks(); }
     int64_t longest_context() const { return context > 0 ? context : cache_tokens; }
 };
 

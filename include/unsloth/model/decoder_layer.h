@@ -26,6 +26,17 @@ struct DecodeBatch {
     at::Tensor states_S;  ///< int32, the same on the device
 };
 
+/// Of gated delta nets whose sequences context-parallel ranks share (model/delta_chain.h).
+struct DeltaChain {
+    ops::Segments chunks;                    ///< two of each sequence, some without tokens
+    std::vector<int32_t> sequence_of, own;   ///< places of states: each chunk's sequence; its own
+    at::Tensor sequence_of_S, own_S;         ///< int32, the same on the device
+    at::Tensor ends_n, before_n, places_nP;  ///< int32: ChainIndex's
+    int64_t rows = 0;                        ///< the same
+    int most_chunks = 0;                     ///< of a sequence, with tokens on any rank
+    int64_t sequences() const { return chunks.count() / 2; }
+};
+
 struct ImageSight;  // model/tile_tower.h
 
 /// What all layers of one micro-batch share.
@@ -44,6 +55,7 @@ struct TokenInputs {
     at::Tensor feature_row_S, feature_offset_S;  ///< int32, for dropout of the features; may be undefined
     at::Tensor feature_adapter_S;                ///< as adapter_T, of features
     std::shared_ptr<const DecodeBatch> cached;   ///< nullptr: every key is of this pass
+    std::shared_ptr<const DeltaChain> chain;     ///< nullptr: sequences are whole, or there is no such net
 };
 
 struct LayerContext {

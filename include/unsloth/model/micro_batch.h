@@ -59,6 +59,7 @@ class MicroBatch {
     void take_sight(std::shared_ptr<const ImageSight> sight);
     void upload_shared_keys(const data::Batch& batch);
     void upload_keys(const std::vector<int32_t>& keys, const std::vector<int32_t>& offsets, int64_t all_keys);
+    void upload_chain(const data::ContextSlice& context);
     void make_rope_tables(const data::Batch& batch, int64_t longest_position);
 
     ops::Context& ctx_;
