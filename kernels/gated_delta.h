@@ -67,4 +67,35 @@ struct SigmoidGate {
 void sigmoid_gate_forward(const SigmoidGate& params, cudaStream_t stream);
 void sigmoid_gate_backward(const SigmoidGate& params, cudaStream_t stream);
 
+/// One token a segment by a whole net, with states kept.
+struct DeltaStep {
+    DeltaHeads shape;
+    DeltaSegments segments;
+    DeltaRead in;                 ///< mixed: before the convolution
+    const float* taps = nullptr;  ///< [C, width]
+    int width = 0;
+    int64_t channels = 0;
+    ConvKept inputs;  ///< of the same rows as the states
+    DeltaKept states;
+    ConstHeads z;
+    const float* norm = nullptr;  ///< [v]
+    float eps = 0;
+    Heads y;
+};
+inline constexpr int most_step_served = 8;  ///< value heads of a key head
+/// Heads of 128, four taps, and rows of z and y that are aligned to 16 bytes.
+bool delta_step_serves(const DeltaStep& params);
+void delta_step(const DeltaStep& params, cudaStream_t stream);
+
+/// data[i] [to] = data[i] [from] for all tensors and copies. No place is both read and written.
+struct PlaceCopies {
+    static constexpr int most_tensors = 128, most_copies = 64;
+    void* data[most_tensors] = {};
+    int64_t bytes[most_tensors] = {};  ///< of a place
+    int tensors = 0;
+    int32_t from[most_copies] = {}, to[most_copies] = {};
+    int copies = 0;
+};
+void copy_places(const PlaceCopies& params, cudaStream_t stream);
+
 }  // namespace unsloth::kernels

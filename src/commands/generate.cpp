@@ -298,7 +298,7 @@ void run_generate(const config::LoadedConfig& given, const engine_api::GenerateR
     const session::LoadedModel model = session::load_for_inference(
         loaded, opened, sizes.pass_tokens, sizes.rows, sizes.rows,
         /*fewest_tokens=*/1, sizes.cache, request.adapters, {}, {sizes.patches, sizes.image_room});
-    generate::DecoderOptions options;
+    generate::DecoderOptions options{.keeps_prompts = request.chat};
     if (!request.chat && !request.stream) options.prefill_tokens = sizes.pass_tokens;  // no one reads along
     generate::Decoder decoder(*model.ctx, *model.model, options);
     const Reading reading(request, encoder, tokenizer, opened.file->spec);

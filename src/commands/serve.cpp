@@ -105,6 +105,7 @@ generate::DecoderOptions decoder_options(ops::Context& ctx, const config::Config
                                          const session::OpenedModel& opened, int64_t rows) {
     const auto times = session::step_latency_model(ctx.device(), config, opened);
     generate::DecoderOptions options{.rows = rows, .prefill_policy = generate::chunked_prefill_policy(times)};
+    options.keeps_prompts = true;  // of conversations that go on
     options.on_pass = [times](const generate::PassWork& pass, double ms) { times->observe(pass, ms); };
     return options;
 }

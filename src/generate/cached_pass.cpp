@@ -41,7 +41,7 @@ void add_images(const ScheduledChunk& part, int64_t first, std::vector<data::Ima
 
 }  // namespace
 
-void pad(model::CachedPass& pass, int64_t most) {
+void pad(model::CachedPass& pass, int64_t most, int64_t spare) {
     const int64_t tokens = pass.batch.tokens(), bucket = bucket_of(std::max<int64_t>(tokens, 1));
     if (pass.rows.decoding != tokens || bucket > most) return;
     const auto pages = static_cast<std::size_t>(pass.rows.most_pages);
@@ -56,6 +56,12 @@ void pad(model::CachedPass& pass, int64_t most) {
         const std::vector<int32_t> last(pass.rows.pages.end() - static_cast<std::ptrdiff_t>(pages),
                                         pass.rows.pages.end());
         pass.rows.pages.insert(pass.rows.pages.end(), last.begin(), last.end());
+        if (pass.states.empty()) continue;
+        pass.states.push_back(model::CachedPass::no_state);
+        pass.slots_T.back() = static_cast<int32_t>(spare * ops::page_tokens);
+        pass.batch.positions_T.back() = 0;
+        pass.rows.lengths.back() = 1;
+        pass.rows.pages.end()[-static_cast<std::ptrdiff_t>(pages)] = static_cast<int32_t>(spare);
     }
     pass.rows.decoding = bucket;
 }
@@ -113,6 +119,8 @@ model::CachedPass pass_of(const std::vector<ScheduledChunk>& parts, int64_t cont
             rows.pages.resize(rows.lengths.size() * static_cast<std::size_t>(rows.most_pages));
             rows.decoding += part.decodes() || part.as_decode_rows ? 1 : 0;
         };
+        if (part.resumes >= 0) pass.resumed.push_back({part.resumes, s.state});
+        if (part.keeps >= 0) pass.kept.push_back({s.state, part.keeps});
         add_images(part, batch.tokens(), batch.images);
         for (int64_t t = s.cached; t < end; ++t) {
             if (has_axes) add_axes(s, t, batch.axes_T3);

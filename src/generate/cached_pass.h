@@ -15,8 +15,9 @@ bool rates_prompt_at(const Sequence& s, int64_t t);
 model::CachedPass pass_of(const std::vector<ScheduledChunk>& parts, int64_t context, bool names_adapters);
 
 /// Repeats the last token until the rows fill a bucket, up to `most`: it computes the same once more and writes it
-/// to the same place.
-void pad(model::CachedPass& pass, int64_t most);
+/// to the same place. Of a model with gated delta nets, where these rows have no state and other keys, they have the
+/// cache's page number `spare` to themselves.
+void pad(model::CachedPass& pass, int64_t most, int64_t spare);
 
 /// What the pass' tokens see of features in `slots` of a model whose layers cross, and which images the tower sees now.
 void see_slots(const std::vector<ScheduledChunk>& parts, const spec::VisionSpec& tower, int64_t slots,

@@ -4,7 +4,6 @@
 #include <bit>
 #include <cmath>
 #include <limits>
-#include <numeric>
 #include <utility>
 
 #include "generate/cached_pass.h"
@@ -35,9 +34,13 @@ SchedulerLimits limits_of(const model::Model& model, const DecoderOptions& optio
     limits.prefill_policy = options.prefill_policy;
     limits.segments = sizes.segments;
     if (sizes.patches > 0 && model.spec().vision->tiles) limits.image_slots = sizes.image_tokens;
+    if (sizes.decoding_rows > 0) limits.rows = std::min(limits.rows, sizes.decoding_rows);
     if (is_dynamic(model)) limits.rows = 1, limits.shares_prefixes = false;
-    // What a net keeps of a beginning is not in the cache's pages.
-    if (model.spec().delta) limits.keeps_states = true, limits.shares_prefixes = false;
+    if (model.spec().delta) {
+        limits.keeps_states = true;
+        limits.snapshots = sizes.state_places() - limits.rows;
+        limits.keeps_prompts = options.keeps_prompts;
+    }
     return limits;
 }
 
@@ -61,43 +64,10 @@ int64_t bucket_of(int64_t rows) {
 Decoder::Decoder(ops::Context& ctx, model::Model& model, const DecoderOptions& options)
     : ctx_(ctx),
       model_(model),
-      // A row that pads would have no state, and write another key than the row that it repeats.
-      pads_((ctx.is_cuda() || options.pads) && !model.spec().delta),
+      pads_(ctx.is_cuda() || options.pads),
       context_(limits_of(model, options).context),
       scheduler_(limits_of(model, options), ops::pages_of(model.sizes().cache_tokens), ops::page_tokens) {
     if (!ctx.deterministic) on_pass_ = options.on_pass;
-}
-
-void Decoder::record_passes() {
-    if (!ctx_.is_cuda()) return;
-    const int64_t most = std::min(model_.sizes().segments, model_.sizes().tokens), pages = ops::pages_of(context_);
-    const spec::Sampling greedy;
-    const at::TensorOptions on_device(ctx_.device());
-    const at::Tensor id = at::empty({1}, on_device.dtype(at::kInt)),
-                     logprob = at::empty({1}, on_device.dtype(at::kFloat));
-    for (int64_t rows = 1; rows <= most; rows = bucket_of(rows + 1)) {
-        const auto zeros = std::vector<int32_t>(static_cast<std::size_t>(rows));
-        model::CachedPass pass;  // of one token, in one place of the cache
-        pass.batch.ids_T = pass.batch.positions_T = pass.slots_T = zeros;
-        pass.batch.segments.resize(static_cast<std::size_t>(rows) + 1);
-        std::iota(pass.batch.segments.begin(), pass.batch.segments.end(), 0);
-        pass.batch.longest = 1, pass.batch.labels = 1;
-        pass.batch.target_index = pass.batch.target_ids = {0};
-        if (model_.sizes().adapters > 1) pass.adapter_T = zeros;
-        if (model_.spec().delta) pass.states.assign(zeros.size(), model::CachedPass::no_state);
-        pass.rows.q_offsets = pass.batch.segments;
-        pass.rows.lengths.assign(zeros.size(), 1);
-        pass.rows.pages.resize(zeros.size() * static_cast<std::size_t>(pages));
-        pass.rows.most_pages = pages, pass.rows.decoding = rows;
-        for (int time = 0; time < 2; ++time)  // the second one is recorded
-            model_.forward_with_kv_cache(pass, [&](int64_t, const at::Tensor& logits_CV) {
-                const ops::RowSampling row{&greedy, {}, 0, {}};
-                ops::sample_tokens(ctx_, logits_CV, {&row, 1}, id, logprob);
-            });
-    }
-    ops::Event done(ctx_);
-    done.record();
-    done.synchronize();
 }
 
 int64_t Decoder::add(Request request) {
@@ -291,7 +261,8 @@ Decoder::Issued Decoder::issue(const std::vector<ScheduledChunk>& parts, const a
     if (const int64_t slots = scheduler_.image_slots(); slots > 0)
         see_slots(parts, model_.spec().vision.value(), slots, pass);
     // Recordings are for shapes that come again: rows that leave do not make another one.
-    if (pads_ && !pass.sight) pad(pass, std::min(model_.sizes().segments, model_.sizes().tokens));
+    if (pads_ && !pass.sight)
+        pad(pass, std::min(model_.sizes().segments, model_.sizes().tokens), ops::pages_of(model_.sizes().cache_tokens));
     if (ids.defined()) pass.ids = ids_ahead(parts, pass.batch.tokens(), ids);
     const int64_t recorded = model_.counts().recorded;
     RatedRows rated;
@@ -394,12 +365,6 @@ void require_finite(const Completion& answer, const std::string& what) {
     throw Error("numerics.not-finite",
                 cat(what, ": the model's logits are not finite after ", answer.ids.size(), " new tokens"),
                 "float16 overflows where bfloat16 and float32 do not: set model.dtype to one of them.");
-}
-
-int64_t cache_bytes_per_token(const spec::ModelSpec& spec, at::ScalarType dtype, bool in_8_bit) {
-    const int64_t head = in_8_bit ? spec.head_dim + 1 : spec.head_dim * static_cast<int64_t>(c10::elementSize(dtype));
-    const auto caches = [](const spec::LayerSpec& layer) { return !layer.crosses && !layer.delta; };
-    return 2 * std::ranges::count_if(spec.layers, caches) * spec.num_kv_heads * head;
 }
 
 }  // namespace unsloth::generate

@@ -9,9 +9,6 @@
 namespace unsloth::generate {
 namespace {
 
-/// How many waiting requests a pass looks at: later ones wait for another.
-constexpr std::size_t looked_at = 64;
-
 int64_t pages_for(int64_t tokens, int64_t page_tokens) {
     return (tokens + page_tokens - 1) / page_tokens;
 }
@@ -28,7 +25,10 @@ void sort_parts(std::vector<ScheduledChunk>& parts) {
 }  // namespace
 
 Scheduler::Scheduler(const SchedulerLimits& limits, int64_t pages, int64_t page_tokens)
-    : limits_(limits), pool_(pages, page_tokens), slots_(limits.image_slots) {
+    : limits_(limits),
+      pool_(pages, page_tokens),
+      slots_(limits.image_slots),
+      states_(limits.keeps_states ? limits.rows : 0, limits.snapshots) {
     UNSLOTH_CHECK(limits.rows > 0 && limits.pass_tokens >= limits.rows && limits.prefill_tokens > 0, "a pass of ",
                   limits.pass_tokens, " tokens in ", limits.rows, " rows");
     if (pages_for(limits.context, page_tokens) > pages)
@@ -84,16 +84,11 @@ void Scheduler::release(Sequence& s) {
     for (auto page = s.pages.rbegin(); page != s.pages.rend(); ++page) pool_.unref(*page);
     s.pages.clear();
     s.texts.clear();
-    s.cached = 0;
-    s.state = -1;
+    s.cached = s.pause = s.branch = 0;
+    if (s.state >= 0) states_.give_back(std::exchange(s.state, -1));
+    if (s.resumes >= 0) states_.release(std::exchange(s.resumes, -1));
+    if (s.keeps >= 0) states_.release(std::exchange(s.keeps, -1));
     if (s.slot >= 0) slots_.release(std::exchange(s.slot, -1));
-}
-
-/// The first place that no running sequence has.
-int32_t Scheduler::free_state() const {
-    int32_t place = 0;
-    while (std::ranges::any_of(running_, [&](const auto& s) { return s->state == place; })) ++place;
-    return place;
 }
 
 /// False: its images find no slots next to those of others.
@@ -148,8 +143,9 @@ void Scheduler::add_prompts(std::vector<ScheduledChunk>& parts, int64_t tokens, 
         const int64_t room = (static_cast<int64_t>(s.pages.size()) + pool_.free()) * pool_.page_tokens() - s.cached;
         const int64_t fits = std::min({s.remaining(), tokens, room});
         if (fits <= 0) return;
-        const int64_t count = with_whole_images(s, fits, std::min(left, room), seen);
+        int64_t count = with_whole_images(s, fits, std::min(left, room), seen);
         if (count <= 0) return;
+        if (limits_.keeps_states) count = until_pause(s, count);
         make_room(s, count);
         parts.push_back({.sequence = &s, .count = count, .as_decode_rows = as_decode_rows && count <= fits});
         tokens -= count;
@@ -157,13 +153,15 @@ void Scheduler::add_prompts(std::vector<ScheduledChunk>& parts, int64_t tokens, 
     };
     for (const auto& s : running_)
         if (s->remaining() > 1) add(*s);
+    int64_t expected = 0;  // rows of sequences that soon go on from a snapshot: it may not stay for long
     for (std::size_t i = 0; i < std::min(waiting_.size(), looked_at) && tokens > 0;) {
-        if (static_cast<int64_t>(running_.size()) == limits_.rows) break;
-        if (!admit(*waiting_[i])) {
+        if (static_cast<int64_t>(running_.size()) + expected >= limits_.rows) break;
+        if (const Admitted admitted = admit(*waiting_[i]); admitted != Admitted::yes) {
+            if (limits_.keeps_states && admitted == Admitted::later) ++expected;
             ++i;
             continue;
         }
-        if (limits_.keeps_states) waiting_[i]->state = free_state();
+        if (limits_.keeps_states) waiting_[i]->state = states_.take();
         running_.push_back(std::move(waiting_[i]));
         waiting_.erase(waiting_.begin() + static_cast<std::ptrdiff_t>(i));
         add(*running_.back());
@@ -204,16 +202,25 @@ int64_t Scheduler::with_whole_images(const Sequence& s, int64_t count, int64_t m
     return end - s.cached;
 }
 
-/// Holds the pages that have the sequence's beginning already; at least one token is left to compute.
+/// Holds the pages that have the sequence's beginning already; at least one token is left to compute. With states, as
+/// far as there is a snapshot.
 void Scheduler::share_prefix(Sequence& s) {
     const int64_t most = (static_cast<int64_t>(s.ids.size()) - 1) / pool_.page_tokens();
+    std::vector<BlockAllocator::Found> found;
+    std::size_t usable = 0;
     for (int64_t page = 0; page < most; ++page) {
-        const auto found = pool_.find(s.before(), page_contents(s, page));
-        if (!found) break;
-        pool_.ref(found->page);
-        s.pages.push_back(found->page);
-        s.texts.push_back(found->text);
+        const auto next = pool_.find(found.empty() ? s.beginning() : found.back().text, page_contents(s, page));
+        if (!next) break;
+        found.push_back(*next);
+        if (!limits_.keeps_states || states_.has(next->text)) usable = found.size();
     }
+    s.branch = std::ssize(found) * pool_.page_tokens();
+    for (std::size_t page = 0; page < usable; ++page) {
+        pool_.ref(found[page].page);
+        s.pages.push_back(found[page].page);
+        s.texts.push_back(found[page].text);
+    }
+    if (limits_.keeps_states && usable > 0) s.resumes = states_.hold(s.texts.back());
     s.cached = static_cast<int64_t>(s.pages.size()) * pool_.page_tokens();
     if (s.ids.size() == s.request.prompt.size()) s.shared = s.cached;
 }
@@ -231,22 +238,21 @@ bool Scheduler::is_being_computed(const Sequence& s) const {
     });
 }
 
-/// False: it does not fit yet, or waits for a beginning that it shares.
-bool Scheduler::admit(Sequence& s) {
+Scheduler::Admitted Scheduler::admit(Sequence& s) {
     s.policy = policy_;
-    if (!hold_images(s)) return false;
+    if (!hold_images(s)) return Admitted::no_room;
     if (limits_.shares_prefixes && !s.request.prompt_logprobs) {  // which needs every token's logits
         share_prefix(s);
-        if (is_being_computed(s)) {
+        if (limits_.keeps_states ? waits_for_snapshot(s) : is_being_computed(s)) {
             release(s);
-            return false;
+            return Admitted::later;
         }
     }
     const int64_t needed =
         pages_for(static_cast<int64_t>(s.ids.size()) + 1, pool_.page_tokens()) - static_cast<int64_t>(s.pages.size());
-    if (needed <= pool_.free()) return true;
+    if (needed <= pool_.free()) return Admitted::yes;
     release(s);
-    return false;
+    return Admitted::no_room;
 }
 
 /// As many tokens of prompts as the rows that decode can wait for.
@@ -258,11 +264,14 @@ void Scheduler::take_in_prompts(std::vector<ScheduledChunk>& parts) {
         add_prompts(parts, std::min(left, limits_.prefill_tokens));
 }
 
-/// Sorts them, and marks those that have images whose keys were not computed yet.
-void Scheduler::finish_parts(std::vector<ScheduledChunk>& parts) const {
+/// Sorts them, and says which copies of states go with them, and which have images whose keys were not computed yet.
+void Scheduler::finish_parts(std::vector<ScheduledChunk>& parts) {
     sort_parts(parts);
     std::vector<int64_t> seen;
     for (ScheduledChunk& part : parts) {
+        part.keeps = part.sequence->keeps;
+        part.resumes = std::exchange(part.sequence->resumes, -1);
+        if (part.resumes >= 0) states_.release(part.resumes);  // it is read before what later passes write
         const int64_t slot = part.sequence->slot;
         if (slot < 0 || slots_.has_keys(slot) || std::ranges::find(seen, slot) != seen.end()) continue;
         part.sees = true;
@@ -315,6 +324,7 @@ void Scheduler::computed(const std::vector<ScheduledChunk>& parts) {
         for (auto page = static_cast<int64_t>(s.texts.size()); (page + 1) * pool_.page_tokens() <= s.cached; ++page)
             s.texts.push_back(
                 pool_.commit(s.pages[static_cast<std::size_t>(page)], s.before(), page_contents(s, page)));
+        if (s.keeps >= 0) states_.commit(std::exchange(s.keeps, -1), s.texts.back());
     }
 }
 

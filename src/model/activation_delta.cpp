@@ -53,7 +53,7 @@ void ActivationList::passed_states(const spec::DeltaSpec& delta, DeltaPassed& p)
 /// One place more than there are rows, for passes that are issued in vain (Decoder::record_passes).
 void ActivationList::states(int64_t layer, DeltaKept& kept) {
     const spec::DeltaSpec& delta = spec_.delta.value();
-    const int64_t places = sizes_.segments + 1;
+    const int64_t places = sizes_.state_places() + 1;
     add({"kv cache",
          {"inputs before the convolution", Name::Of::layer, layer},
          {places, delta.taps - 1, delta.channels()},
@@ -66,6 +66,14 @@ void ActivationList::states(int64_t layer, DeltaKept& kept) {
          at::kFloat,
          memory::always},
         kept.states_NHkv);
+}
+
+int64_t state_bytes(const spec::ModelSpec& spec, at::ScalarType dtype) {
+    if (!spec.delta) return 0;
+    const spec::DeltaSpec& delta = *spec.delta;
+    const int64_t inputs = (delta.taps - 1) * delta.channels() * static_cast<int64_t>(c10::elementSize(dtype)),
+                  state = delta.values() * delta.key_dim * static_cast<int64_t>(sizeof(float));
+    return std::ranges::count_if(spec.layers, &spec::LayerSpec::delta) * (inputs + state);
 }
 
 }  // namespace unsloth::model

@@ -370,8 +370,9 @@ void ActivationList::head(HeadBuffers& h, std::vector<at::Tensor>& objective) {
             h.statistics);
 }
 
+/// With gated delta nets a page more, of rows that fill a pass (generate::pad).
 void ActivationList::cache(int64_t layer, ops::KvCache& of) {
-    const int64_t pages = ops::pages_of(sizes_.cache_tokens);
+    const int64_t pages = ops::pages_of(sizes_.cache_tokens) + (spec_.delta ? 1 : 0);
     const at::ScalarType type = sizes_.cache_in_8_bit ? at::kByte : dtype_;
     add({"kv cache", of_layer("cached k and v", layer), {pages * ops::page_tokens, 2 * spec_.kv_size()}, type},
         of.kv_C2N);

@@ -290,7 +290,7 @@ void MicroBatch::forward_with_kv_cache(const data::Batch& batch, const std::vect
     const ops::Segments all = std::exchange(inputs_.segments, std::move(begun));
     DecodeBatch cached{&activations_->caches(), tokens.slots_T, std::move(rows), {}, {}, {}};
     if (spec_.delta) {
-        const auto none = static_cast<int32_t>(activations_->sizes().segments);
+        const auto none = static_cast<int32_t>(activations_->sizes().state_places());
         for (int32_t& place : states)
             if (place < 0) place = none;
         copy_values(states, tokens.states_S);

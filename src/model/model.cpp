@@ -330,6 +330,17 @@ at::Tensor Model::score(const data::Batch& batch, const OnLogits& on_logits, Pol
     return head.loss_n.narrow(0, 0, batch.labels).to(at::kCPU, at::kFloat, /*non_blocking=*/false, /*copy=*/true);
 }
 
+/// Of what gated delta nets keep of sequences.
+void Model::copy_states(std::span<const ops::PlaceCopy> copies) {
+    if (copies.empty()) return;
+    const Activations& activations = micro_batches_.front()->activations();
+    std::vector<at::Tensor> data;
+    for (int64_t layer = 0; layer < spec().num_layers; ++layer)
+        if (const DeltaKept& kept = activations.layer(layer).kept; kept.states_NHkv.defined())
+            data.insert(data.end(), {kept.inputs_NwC, kept.states_NHkv});
+    ops::copy_places(ctx_, data, copies);
+}
+
 void Model::forward_with_kv_cache(const CachedPass& pass, const OnLogits& on_logits) {
     UNSLOTH_CHECK(parts_.network.tp.alone() && pipeline().alone(), "a rank has a part of the model");
     MicroBatch& micro = *micro_batches_.front();
@@ -340,7 +351,9 @@ void Model::forward_with_kv_cache(const CachedPass& pass, const OnLogits& on_log
         const at::Tensor& ids_T = micro.activations().tokens().ids_T;
         ids_T.narrow(0, 0, pass.ids.size(0)).copy_(pass.ids);
     }
+    copy_states(pass.resumed);
     walk_forward({.purpose = Pass::For::generation});
+    copy_states(pass.kept);
     if (pass.batch.labels == 0) return;
     gather_head_rows(ctx_, parts_.network, micro);
     const int64_t chunk = micro.activations().head().logits_CV.size(0);

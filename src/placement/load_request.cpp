@@ -193,6 +193,8 @@ void shrink(model::ModelPlan& plan, const CacheSize& cache, int64_t bytes) {
         const int64_t fewest = std::max<int64_t>(2048, sizes.segments);
         if (cache.in_pieces && sizes.tokens > fewest)
             limit_pass(sizes, std::max(fewest, sizes.tokens / 2), plan.spec());
+        else if (sizes.snapshots > 0)
+            sizes.snapshots /= 2;
         else if (cache.shrinks && sizes.cache_tokens > cache.context)
             sizes.cache_tokens = std::max(cache.context, sizes.cache_tokens / 4 * 3);
         else if (less.tails_may_stay)  // else each pass copies the adapters next to the weights

@@ -99,6 +99,12 @@ model::LoadRequest make_request(const config::LoadedConfig& loaded, const spec::
     return request;
 }
 
+/// Snapshots of states for half of the sequences: groups of completions have one together. Some for a single one, too,
+/// whose prompts may go on from each other; no more than others will find again.
+int64_t snapshots_for(const model::ActivationSizes& sizes) {
+    return std::clamp<int64_t>(sizes.state_places() / 2, 2, 32);
+}
+
 /// Small images go through the tower together, up to this number of patches: products of fewer rows leave a GPU idle.
 constexpr int64_t tower_patches = 8192;
 
@@ -117,11 +123,13 @@ void fit_to(model::LoadRequest& request, const spec::ModelSpec& spec, data::Batc
         }
         limits.segments = std::max(limits.segments, some.rows);
         limits.labels = std::max(limits.labels, some.rows);
+        request.sizes.decoding_rows = std::max(request.sizes.decoding_rows, some.rows);
         const CacheSize cache = cache_for(some.rows, some.context);
         request.sizes.cache_tokens = std::max(request.sizes.cache_tokens, cache.tokens);
         request.sizes.context = std::max(request.sizes.context, cache.context);
     }
     size_for(request.sizes, limits);
+    if (spec.delta && request.sizes.cache_tokens > 0) request.sizes.snapshots = snapshots_for(request.sizes);
     if (limits.patches > 0 && spec.vision && !spec.vision->tiles) {
         const int64_t all = limits.image_tokens * spec.vision->merge * spec.vision->merge;
         request.sizes.patches = std::max(limits.patches, std::min(all, tower_patches));
@@ -131,21 +139,23 @@ void fit_to(model::LoadRequest& request, const spec::ModelSpec& spec, data::Batc
 }
 
 bool shares_prompts(const config::Config& config, const spec::ModelSpec& spec) {
-    return config::compares_completions(config.training.objective) && config.preference.share_prompt && !spec.delta;
+    const bool pairs = config::compares_completions(config.training.objective) && config.preference.share_prompt;
+    return !spec.delta && (pairs || config::samples_completions(config.training.objective));
 }
 
 data::BatchLimits full_rows(const config::Config& config, const spec::ModelSpec& spec, int64_t rows, int64_t length) {
     const bool pairs = config::compares_completions(config.training.objective), shared = shares_prompts(config, spec);
     const int64_t texts = rows * (pairs ? 2 : 1);
-    data::BatchLimits limits{.tokens = texts * length - (shared ? rows : 0), .segments = texts, .longest = length};
+    data::BatchLimits limits{
+        .tokens = texts * length - (shared && pairs ? rows : 0), .segments = texts, .longest = length};
     limits.labels = std::max<int64_t>(1, texts * (length - 1));  // a text's first token is no target
     if (shared) limits.keys = texts * length;
     if (config::samples_completions(config.training.objective)) {
         const int64_t group = config.grpo.num_generations,
                       completion = std::min(length - 1, config.grpo.max_completion_length);
         limits.labels = texts * completion;
+        if (!shared) return limits;
         limits.tokens = limits.labels + (texts + group - 1) / group * (length - completion);
-        limits.keys = texts * length;
         limits.copies = std::max(limits.copies, group);
     }
     return limits;

@@ -195,9 +195,10 @@ LoadedModel load(const config::LoadedConfig& loaded, const OpenedModel& opened, 
                   " for each token: products of few tokens read nested 4-bit weights of whole tiles of 64 alone, in "
                   "bfloat16, where hardware.kernels is not library");
     if (request.sizes.cache_tokens > 0 && plan.spec().delta)
-        log::info(
-            "answers: layers with gated delta nets keep one state a sequence and no pages, so that equal "
-            "beginnings of prompts are computed for each sequence");
+        log::info("answers: layers with gated delta nets keep a state for each of ",
+                  request.sizes.state_places() - request.sizes.snapshots, " sequences, and ", request.sizes.snapshots,
+                  " snapshots of beginnings that several have, of ",
+                  model::state_bytes(plan.spec(), request.dtype) >> 20, " MiB each");
     result.model = std::make_unique<model::Model>(*result.ctx, plan.load(*result.ctx));
     return result;
 }

@@ -50,6 +50,7 @@ model::LoadRequest request_for(const std::string& device, int64_t rows) {
     request.sizes.segments = request.sizes.head_rows = rows;
     request.sizes.cache_tokens = std::max<int64_t>(64, rows * 32);
     request.sizes.context = positions;
+    request.sizes.snapshots = 3;  // of models with gated delta nets
     request.run.head_tile = 16;
     request.run.row_tile = 16;  // the layers' second halves take some tokens at a time
     request.records = true;     // on a GPU: passes in which all rows decode
@@ -86,6 +87,8 @@ class AdaptersTest : public ::testing::TestWithParam<std::tuple<std::string, std
             odd.rank_pattern = {{"layers.3.mlp.experts.gate_up_proj", 6}};
             odd.layers_to_transform.clear();
         }
+        if (spec.delta) odd.target_modules = {"in_proj_z", "gate_proj"};
+        if (spec.delta) all.target_modules.insert(all.target_modules.end(), {"in_proj_qkv", "in_proj_z", "out_proj"});
         adapters = {write_adapter(scratch / "all", all, spec), write_adapter(scratch / "some", some, spec),
                     write_adapter(scratch / "odd", odd, spec)};
     }
@@ -269,7 +272,7 @@ TEST_P(AdaptersTest, RefusesByNameWhatCannotStandBesideOthers) {
 
 INSTANTIATE_TEST_SUITE_P(All, AdaptersTest,
                          ::testing::Combine(::testing::Values("llama_tied", "llama_bias", "mistral_window", "qwen3",
-                                                              "families/qwen3_moe"),
+                                                              "families/qwen3_moe", "families/qwen3_5_text"),
                                             ::testing::ValuesIn(test_devices())),
                          [](const auto& info) {
                              const std::string& name = std::get<0>(info.param);

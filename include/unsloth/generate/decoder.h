@@ -31,7 +31,8 @@ struct DecoderOptions {
     /// since it was begun. Not of one in which no row decodes, that was recorded or has images, and never with
     /// ops::Context::deterministic: then nothing may depend on a clock. May be empty.
     std::function<void(const PassWork& pass, double ms)> on_pass = {};
-    bool pads = false;  ///< rows to buckets, as on a GPU, which records passes
+    bool pads = false;           ///< rows to buckets, as on a GPU, which records passes
+    bool keeps_prompts = false;  ///< long prompts come again, with more (SchedulerLimits::keeps_prompts)
 };
 
 /// Uses the model's planned buffers and cache: no training pass and no other decoder while requests are in flight.

@@ -12,6 +12,7 @@
 #include "unsloth/generate/block_allocator.h"
 #include "unsloth/generate/image_slots.h"
 #include "unsloth/generate/request.h"
+#include "unsloth/generate/state_places.h"
 
 namespace unsloth::generate {
 
@@ -33,7 +34,9 @@ struct SchedulerLimits {
     ChunkedPrefillPolicy prefill_policy = {};  ///< instead of prefill_tokens; may be empty
     int64_t segments = 0;                      ///< of a pass, with that policy; each prompt token as decode row is one
     bool keeps_states = false;  ///< sequences have places for states (Sequence::state); prompts go in as their own rows
-    int64_t image_slots = 0;    ///< of models whose layers cross to images; 0: images are tokens among the others
+    int64_t snapshots = 0;      ///< of such models: places after those of `rows` sequences (StatePlaces)
+    bool keeps_prompts = false;  ///< of such models: a snapshot also of long prompts that nobody is known to share
+    int64_t image_slots = 0;     ///< of models whose layers cross to images; 0: images are tokens among the others
 };
 
 /// A request in flight.
@@ -47,15 +50,20 @@ struct Sequence {
     std::vector<BlockAllocator::PrefixHash> texts;  ///< of the whole pages, from the front
     uint64_t policy = 0;                            ///< Scheduler::use_policy, which made its keys
     int64_t slot = -1;                              ///< the first of its images' (ImageSlots); -1: it has none
-    int32_t state = -1;  ///< the place of what layers with gated delta nets keep of it; -1: it is not running
+    // Of a model with gated delta nets, places of what these keep (StatePlaces); -1: none.
+    int32_t state = -1;    ///< its own, while it is running
+    int32_t resumes = -1;  ///< the snapshot that it begins from, until its first chunk
+    int32_t keeps = -1;    ///< the snapshot that is made of it in this pass
+    int64_t pause = 0;   ///< tokens after which a snapshot is made; its length: never; not after `cached`: to be found
+    int64_t branch = 0;  ///< tokens at its front whose keys were there when it came
 
     int64_t remaining() const { return static_cast<int64_t>(ids.size()) - cached; }
     /// What the next whole page continues: sequences with one adapter, or one prefix, and one version of the weights
     /// share keys.
     BlockAllocator::PrefixHash before() const { return texts.empty() ? beginning() : texts.back(); }
-    BlockAllocator::PrefixHash beginning() const {
-        const auto own = static_cast<BlockAllocator::PrefixHash>(request.adapter + 1);
-        return policy * most_beginnings + (request.prefix != 0 ? request.prefix : own);
+    BlockAllocator::PrefixHash beginning() const { return policy * most_beginnings + own_beginning(); }
+    BlockAllocator::PrefixHash own_beginning() const {  ///< by any weights
+        return request.prefix != 0 ? request.prefix : static_cast<BlockAllocator::PrefixHash>(request.adapter + 1);
     }
     static constexpr BlockAllocator::PrefixHash most_beginnings = BlockAllocator::PrefixHash{1} << 32;
 };
@@ -68,7 +76,8 @@ struct ScheduledChunk {
     bool as_decode_rows = false;  ///< PrefillChunk::as_decode_rows
     /// The row of the pass before that chooses its token: only the device knows it yet. -1: the host knows it.
     int64_t from = -1;
-    bool sees = false;  ///< the pass makes its images' keys (Sequence::slot)
+    bool sees = false;                 ///< the pass makes its images' keys (Sequence::slot)
+    int32_t resumes = -1, keeps = -1;  ///< snapshots (Sequence): copied before the pass, and after it
     bool ahead() const { return from >= 0; }
     bool chooses() const {
         return ahead() || count == sequence->remaining();
@@ -114,16 +123,21 @@ class Scheduler {
     int64_t preemptions() const { return preemptions_; }  ///< sequences whose pages were taken, to be recomputed
 
   private:
+    static constexpr std::size_t looked_at =
+        64;  ///< waiting requests that a pass looks at: later ones wait for another
     bool make_room(Sequence& sequence, int64_t tokens);
     void preempt_last();
     void release(Sequence& sequence);
     bool hold_images(Sequence& sequence);
-    int32_t free_state() const;
-    void finish_parts(std::vector<ScheduledChunk>& parts) const;
+    int64_t next_pause(const Sequence& sequence) const;
+    int64_t until_pause(Sequence& sequence, int64_t count);
+    bool waits_for_snapshot(const Sequence& sequence) const;
+    void finish_parts(std::vector<ScheduledChunk>& parts);
     void add_decoding(std::vector<ScheduledChunk>& parts);
     void add_prompts(std::vector<ScheduledChunk>& parts, int64_t tokens, const ChunkedPrefillPolicy& policy = {});
     void take_in_prompts(std::vector<ScheduledChunk>& parts);
-    bool admit(Sequence& sequence);
+    enum class Admitted : uint8_t { yes, no_room, later };  ///< later: once a running one has a common beginning
+    Admitted admit(Sequence& sequence);
     void share_prefix(Sequence& sequence);
     bool is_being_computed(const Sequence& sequence) const;
     std::vector<int32_t> page_contents(const Sequence& sequence, int64_t page) const;
@@ -133,6 +147,7 @@ class Scheduler {
     SchedulerLimits limits_;
     BlockAllocator pool_;
     ImageSlots slots_;
+    StatePlaces states_;
     std::deque<std::unique_ptr<Sequence>> waiting_;
     std::vector<std::unique_ptr<Sequence>> running_;  ///< in the order in which they were admitted
     int64_t added_ = 0, preemptions_ = 0;

@@ -6,6 +6,7 @@
 // that are not saved have a tile's rows (spec::RunPlan::row_tile).
 #pragma once
 
+#include <algorithm>
 #include <deque>
 #include <vector>
 
@@ -225,10 +226,13 @@ struct ActivationSizes {
     int64_t cache_tokens = 0;     ///< of all sequences that generation continues, in whole pages
     bool cache_in_8_bit = false;  ///< their keys and values (ops/kv_cache.h)
     int64_t context = 0;          ///< most of them that one sequence has; 0: all (longest_context)
-    int64_t patches = 0;          ///< that a tower sees at a time, at least the largest image's; 0: rows have none
-    int64_t image_tokens = 0;     ///< most of a micro-batch that are images'
-    int64_t adapters = 0;         ///< of generation: that tokens choose among; 0: the only one, if any, is everybody's
-    bool training = true;         ///< backward buffers too
+    int64_t decoding_rows =
+        0;                  ///< most sequences that generation continues at a time; 0: as segments and head_rows allow
+    int64_t snapshots = 0;  ///< states of gated delta nets that sequences begin from, next to the sequences' own
+    int64_t patches = 0;    ///< that a tower sees at a time, at least the largest image's; 0: rows have none
+    int64_t image_tokens = 0;  ///< most of a micro-batch that are images'
+    int64_t adapters = 0;      ///< of generation: that tokens choose among; 0: the only one, if any, is everybody's
+    bool training = true;      ///< backward buffers too
     bool dropout = false;
     bool noise = false;                ///< on the embeddings
     bool balances_experts = false;     ///< by a loss of their loads
@@ -249,6 +253,10 @@ struct ActivationSizes {
     /// What a gated delta net takes: rows of generation may be more.
     int64_t delta_segments() const { return segments > chunks() ? segments : chunks(); }
     int64_t longest_context() const { return context > 0 ? context : cache_tokens; }
+    /// Of generation with gated delta nets: places of states (DeltaKept), but for the last one, which is nobody's.
+    int64_t state_places() const {
+        return (decoding_rows > 0 ? decoding_rows : std::min(segments, head_rows)) + snapshots;
+    }
 };
 
 /// Whether the gradient of a router's logits needs its probabilities, and not only a token's weights. `balances`: a
@@ -256,6 +264,9 @@ struct ActivationSizes {
 inline bool needs_probabilities(const spec::ExpertsSpec& experts, bool balances) {
     return experts.weights == spec::RouterWeights::of_all || balances;
 }
+
+/// Bytes of a place of DeltaKept, over all layers; 0 without gated delta nets.
+int64_t state_bytes(const spec::ModelSpec& spec, at::ScalarType dtype);
 
 /// What an offloading run moves of a layer, whole rows of the tokens at hand.
 struct MovedTensor {

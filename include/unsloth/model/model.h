@@ -10,6 +10,7 @@
 #include "unsloth/model/head_objective.h"
 #include "unsloth/model/network.h"
 #include "unsloth/model/recorded_passes.h"
+#include "unsloth/ops/copy_places.h"
 
 namespace unsloth::model {
 
@@ -33,6 +34,9 @@ struct CachedPass {
     /// Of a model with gated delta nets, of each row: which place has its states; no_state: they are made in vain.
     std::vector<int32_t> states;
     static constexpr int32_t no_state = -1;
+    /// Copies of places, in all layers: before the pass, of snapshots that rows begin from, and after it, of states
+    /// that become one.
+    std::vector<ops::PlaceCopy> resumed, kept;
     /// Of a model whose layers cross: what these rows see; nullptr: none has images. Those that the tower sees now,
     /// whose keys layers keep.
     std::shared_ptr<const ImageSight> sight;
@@ -147,6 +151,7 @@ class Model {
     void choose_recording(const PassSchedule& actions, std::size_t first, std::size_t end, const Pass& pass);
     PassSchedule forward_pass() const;
     void walk_forward(const Pass& pass);
+    void copy_states(std::span<const ops::PlaceCopy> copies);
     void begin_walk(const PassSchedule& actions, const Pass& pass);
     void pass_over(const Action& action, const Pass& pass);
     Units units() const {

@@ -44,7 +44,8 @@ struct CacheSize {
 /// Room for `rows` sequences of up to `context` tokens; where that is more than is free, for fewer.
 CacheSize cache_for(int64_t rows, int64_t context);
 /// Makes a plan for passes alone smaller until it takes no more than `bytes` of the device, or cannot be. It shrinks
-/// what costs least first: passes of prompts, then the cache down to a sequence, then adapters that stay next to tiles.
+/// what costs least first: passes of prompts, then snapshots of states, then the cache down to a sequence, then
+/// adapters that stay next to tiles.
 void shrink(model::ModelPlan& plan, const CacheSize& cache, int64_t bytes);
 
 }  // namespace unsloth::placement

@@ -70,8 +70,8 @@ double router_aux_coefficient(const config::TrainingOptions& training, const spe
 void fit_to(model::LoadRequest& request, const spec::ModelSpec& spec, data::BatchLimits limits,
             const std::vector<Answering>& answering = {});
 
-/// Whether the answers of a pair share their prompt (preference.share_prompt). Those of a model with gated delta nets
-/// never do: each answer goes on from a state, which it changes.
+/// Whether rows of one prompt share its tokens: the answers of a pair (preference.share_prompt), and completions that
+/// are sampled. Those of a model with gated delta nets never do: each goes on from a state, which it changes.
 bool shares_prompts(const config::Config& config, const spec::ModelSpec& spec);
 
 /// The most that `rows` training rows which fill max_seq_length may hold: two texts each for preference objectives,
