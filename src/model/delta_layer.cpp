@@ -30,7 +30,7 @@ ops::DeltaShape shape_of(const spec::DeltaSpec& delta) {
     return {delta.key_heads, delta.value_heads, delta.key_dim, delta.value_dim};
 }
 
-/// This rank's channels, in runs: no channel of the convolution sees another. Rows that resume are whole: one run.
+/// This rank's channels, in runs: no channel of the convolution sees another.
 std::vector<weights::RowRun> channel_runs(const LayerContext& c) {
     return weights::row_runs(c.group.layout[Group::delta_in].slices.front().part);
 }
@@ -50,23 +50,42 @@ at::Tensor own_heads(const LayerContext& c, const at::Tensor& whole) {
 
 const ops::Segments& rows_of(const LayerContext& c) {
     if (c.tokens.chain != nullptr) return c.tokens.chain->chunks;
-    return c.tokens.cached != nullptr ? c.tokens.cached->all : c.tokens.segments;
+    return c.tokens.segments;
 }
 
-/// What the rows resume from, of one member; nothing where each begins.
+/// What chunks resume from, of one member; nothing where rows are whole.
 ops::KeptStates kept(const LayerContext& c, const LayerSaved& a, at::Tensor DeltaKept::* data) {
     if (c.tokens.chain != nullptr)
         return {a.chunks.*data, c.tokens.chain->own, c.tokens.chain->own_S, /*read_only=*/true};
-    if (c.tokens.cached == nullptr) return {};
-    return {a.kept.*data, c.tokens.cached->states, c.tokens.cached->states_S};
+    return {};
 }
 
 /// Rows after those that resume begin with this pass.
 void clear_begun(const LayerContext& c, const DeltaKept& states) {
-    if (c.tokens.cached == nullptr) return;
     const DecodeBatch& rows = *c.tokens.cached;
     for (auto row = static_cast<std::size_t>(rows.going_on.count()); row < rows.states.size(); ++row)
         for (const at::Tensor& data : {states.inputs_NwC, states.states_NHkv}) data.select(0, rows.states[row]).zero_();
+}
+
+/// Of generation: rows resume from what was kept of them.
+void forward_with_states(const LayerContext& c, const weights::LayerWeights& w, const LayerSaved& a) {
+    ++c.counts.attention;
+    const spec::DeltaSpec& delta = *c.spec.delta;
+    const DeltaViews in = delta_views(delta, a.qkv_TN);
+    const DecodeBatch& rows = *c.tokens.cached;
+    clear_begun(c, a.kept);
+    ops::delta_net_forward(c.group.ctx, rows.all,
+                           {.shape = shape_of(delta),
+                            .in = {in.mixed_TC, in.b_TH, in.a_TH, w.norm(spec::TensorRole::delta_a_log),
+                                   w.norm(spec::TensorRole::delta_dt_bias)},
+                            .taps_Cw = w.norm(spec::TensorRole::delta_conv).view({delta.channels(), delta.taps}),
+                            .norm_v = w.norm(spec::TensorRole::delta_norm),
+                            .z_THv = in.z_THv,
+                            .eps = c.spec.rms_norm_eps,
+                            .inputs = {a.kept.inputs_NwC, rows.states, rows.states_S},
+                            .states = {a.kept.states_NHkv, rows.states, rows.states_S}},
+                           c.scratch.convolved_TC, value_heads(delta, a.ungated_TN), value_heads(delta, a.o_full));
+    fill_adapter_columns(c.group, Group::delta_out, w[Group::delta_out], {a.o_full}, {});
 }
 
 /// What the delta rule reads: the convolved channels are made again.
@@ -123,10 +142,10 @@ void delta_forward(const LayerContext& c, const weights::LayerWeights& w, const 
         linear_forward(c.group, Group::delta_in, w[Group::delta_in], h, {.y_TN = a.qkv_TN, .z_TN = a.z_qkv_TN});
         observe_group(c, Group::delta_in, a.qkv_TN);
     }
+    if (steps.attention && c.tokens.cached != nullptr) return forward_with_states(c, w, a);
     if (!steps.attention) return;
     ++c.counts.attention;
     const at::Tensor o_THv = value_heads(delta, attended(c, a.ungated_TN));
-    clear_begun(c, a.kept);
     advance_states(c, w, a, o_THv, /*first=*/steps.down);
     ops::gated_norm_forward(c.group.ctx, o_THv, delta_views(delta, attended(c, a.qkv_TN)).z_THv,
                             w.norm(spec::TensorRole::delta_norm), c.spec.rms_norm_eps,
@@ -152,12 +171,11 @@ void delta_backward(const LayerContext& c, const weights::LayerWeights& w, const
          own_heads(c, norm_gradient(c, spec::TensorRole::delta_dt_bias))});
     const bool shared = c.tokens.chain != nullptr;
     for (const weights::RowRun& run : channel_runs(c))
-        ops::short_conv_backward(ctx, rows_of(c), channels_of(run, dconvolved_TC), channels_of(run, in.mixed_TC),
-                                 taps_of(c, run, w.norm(spec::TensorRole::delta_conv)),
-                                 channels_of(run, gradient.mixed_TC),
-                                 taps_of(c, run, norm_gradient(c, spec::TensorRole::delta_conv)),
-                                 kept(c, a, &DeltaKept::inputs_NwC),
-                                 shared ? gradients_of_rows_before(c, a.chunks.inputs_NwC) : at::Tensor());
+        ops::short_conv_backward(
+            ctx, rows_of(c), channels_of(run, dconvolved_TC), channels_of(run, in.mixed_TC),
+            taps_of(c, run, w.norm(spec::TensorRole::delta_conv)), channels_of(run, gradient.mixed_TC),
+            taps_of(c, run, norm_gradient(c, spec::TensorRole::delta_conv)), kept(c, a, &DeltaKept::inputs_NwC),
+            shared ? gradients_of_rows_before(c, a.chunks.inputs_NwC) : at::Tensor());
     if (shared) return_rows_before(c, gradient.mixed_TC);
     zero_added(c, c.scratch.dqkv_full);
     const at::Tensor dqkv_TN = c.scratch.dqkv_full.narrow(1, 0, layout.n);

@@ -208,6 +208,28 @@ void gated_norm_backward_cuda(const Context& ctx, const at::Tensor& dy_THv, cons
     kernels::gated_norm_backward(p, stream_of(ctx));
 }
 
+bool delta_net_forward_cuda(const Context& ctx, const Segments& segments, const DeltaNet& net,
+                            const at::Tensor& y_THv) {
+    if (!net.states.defined() || segments.q_offsets.back() != segments.count()) return false;
+    const kernels::DeltaRule rule = rule_of(net.shape, segments, net.in);
+    kernels::DeltaStep p;
+    p.shape = rule.shape;
+    p.segments = rule.segments;
+    p.in = rule.in;
+    p.taps = net.taps_Cw.const_data_ptr<float>();
+    p.width = static_cast<int>(net.taps_Cw.size(1));
+    p.channels = net.shape.channels();
+    p.inputs = kept_of<kernels::ConvKept>(net.inputs);
+    p.states = kept_of<kernels::DeltaKept>(net.states);
+    p.z = source_rows(net.z_THv);
+    p.norm = net.norm_v.const_data_ptr<float>();
+    p.eps = static_cast<float>(net.eps);
+    p.y = target_rows(y_THv);
+    if (!kernels::delta_step_serves(p)) return false;
+    kernels::delta_step(p, stream_of(ctx));
+    return true;
+}
+
 void sigmoid_gate_forward_cuda(const Context& ctx, const at::Tensor& x_THd, const at::Tensor& gate_THd,
                                const at::Tensor& y_THd) {
     kernels::SigmoidGate p = gate_of(x_THd, gate_THd);

@@ -26,6 +26,9 @@ void gated_norm_backward_cuda(const Context& ctx, const at::Tensor& dy_THv, cons
                               const at::Tensor& dz_THv, const at::Tensor& dweight_v);
 int64_t gated_norm_workspace_cuda(int64_t columns);
 
+/// False, with nothing done, where no kernel does all of it.
+bool delta_net_forward_cuda(const Context& ctx, const Segments& segments, const DeltaNet& net, const at::Tensor& y_THv);
+
 void sigmoid_gate_forward_cuda(const Context& ctx, const at::Tensor& x_THd, const at::Tensor& gate_THd,
                                const at::Tensor& y_THd);
 void sigmoid_gate_backward_cuda(const Context& ctx, const at::Tensor& dy_THd, const at::Tensor& x_THd,

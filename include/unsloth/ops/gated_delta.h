@@ -111,6 +111,20 @@ void gated_norm_backward(Context& ctx, const at::Tensor& dy_THv, const at::Tenso
 /// Bytes of ctx.workspace (16-byte aligned) that the backward takes where dweight is wanted; 0 on the CPU.
 int64_t gated_norm_workspace(at::Device device, int64_t columns);
 
+/// A net's forward between its products.
+struct DeltaNet {
+    DeltaShape shape;
+    DeltaInputs in;              ///< mixed_TC: before the convolution
+    at::Tensor taps_Cw, norm_v;  ///< fp32, contiguous
+    at::Tensor z_THv;            ///< the gate
+    double eps = 0;
+    KeptStates inputs, states;  ///< both, of the same places, or neither
+};
+/// short_conv_forward to convolved_TC, delta_rule_forward to o_THv, and gated_norm_forward to y_THv. CUDA: one kernel
+/// with states kept, one token a segment, k = v = 128 and four taps; it writes y alone.
+void delta_net_forward(Context& ctx, const Segments& segments, const DeltaNet& net, const at::Tensor& convolved_TC,
+                       const at::Tensor& o_THv, const at::Tensor& y_THv);
+
 /// y = x * sigmoid(gate) (attention's outputs in Qwen3.5's other layers). y may be x.
 void sigmoid_gate_forward(Context& ctx, const at::Tensor& x_THd, const at::Tensor& gate_THd, const at::Tensor& y_THd);
 /// dx and dgate = the gradients. dx may be dy, and dgate may be gate.
