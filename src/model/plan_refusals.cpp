@@ -46,7 +46,7 @@ void ModelPlan::require_delta() const {
                     hint);
     };
     if (request_.sizes.keys > 0)
-        refuse("option.unsupported", "a prompt that rows share (preference.share_prompt, and all of grpo)",
+        refuse("option.unsupported", "a prompt that rows share (preference.share_prompt)",
                "Set preference.share_prompt to false.");
     if (!request_.cp.alone() && !request_.tp.alone())
         refuse("parallel.unsupported", "distributed.cp_size beside tp_size", "Leave one of them at 1.");

@@ -4,8 +4,9 @@
 
 namespace unsloth::rollouts {
 
-RolloutOrder::RolloutOrder(const config::Config& config, int data_ranks)
+RolloutOrder::RolloutOrder(const config::Config& config, int data_ranks, bool shares)
     : group_size(config.grpo.num_generations),
+      of_sample(shares ? group_size : 1),
       rows_each(config.training.per_device_train_batch_size * data_ranks),
       slices(config.grpo.slices(config.training.gradient_accumulation_steps)),
       passes(config.grpo.num_iterations),

@@ -80,7 +80,7 @@ data::BatchLimits pass_limits(const data::Dataset& rows, const RolloutOrder& ord
     // Rows of a group that are a rank's but not one after another have copies of the prompt.
     const int64_t each = order.rows_each / ranks,
                   copies = ranks == 1 ? 1 : std::max<int64_t>(1, (order.group_size + each - 1) / each);
-    data::BatchLimits limits{.segments = pass_rows, .copies = std::max<int64_t>(2, order.group_size)};
+    data::BatchLimits limits{.segments = pass_rows};
     for (int64_t i = 0; i < rows.size(); ++i) {
         completions.push_back(rows.targets(i));
         wholes.push_back(rows.tokens(i));
@@ -88,6 +88,11 @@ data::BatchLimits pass_limits(const data::Dataset& rows, const RolloutOrder& ord
         if (i % order.group_size == 0) prompts.insert(prompts.end(), copies, rows.tokens(i) - rows.targets(i));
     }
     limits.labels = sum_of_most(std::move(completions), pass_rows);
+    if (order.of_sample == 1) {  // no row has another one's prompt
+        limits.tokens = sum_of_most(std::move(wholes), pass_rows);
+        return limits;
+    }
+    limits.copies = std::max(limits.copies, order.group_size);
     limits.tokens = limits.labels +
                     sum_of_most(std::move(prompts), most_samples(order, ranks, static_cast<std::size_t>(pass_rows)));
     limits.keys = std::max(limits.tokens, sum_of_most(std::move(wholes), pass_rows));

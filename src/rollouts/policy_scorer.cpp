@@ -39,7 +39,7 @@ void PolicyScorer::score_pass(std::span<const std::shared_ptr<const data::Sample
                               float* logps, float* entropies) const {
     std::vector<std::size_t> places(rows.size());
     std::iota(places.begin(), places.end(), std::size_t{0});
-    const data::Batch batch = data::make_batch(samples_of(rows, places, options_.num_generations));
+    const data::Batch batch = data::make_batch(samples_of(rows, places, of_sample_));
     const auto count = static_cast<int64_t>(batch.target_ids.size());
     const at::Tensor targets = at::tensor(batch.target_ids, at::kInt).to(ctx_.device());
     const at::Tensor of_losses = at::empty({count}, at::TensorOptions(at::kFloat).device(ctx_.device())),

@@ -97,7 +97,8 @@ rollouts::PolicyScorer RolloutSource::scorer() const {
             *state_.model,
             {setup_.group(), setup_.data_rank(), setup_.data_ranks()},
             options(),
-            setup_.loader().pass_rows()};
+            setup_.loader().pass_rows(),
+            order_.of_sample};
 }
 
 /// By the adapter as it was at the start, or without any.
@@ -214,7 +215,7 @@ data::Batch RolloutSource::pass_over(const data::PolicyStep& policy, std::span<c
         passed.push_back(place);
     }
     data::Batch batch =
-        rows.empty() ? data::Batch{} : data::make_batch(rollouts::samples_of(rows, passed, options().num_generations));
+        rows.empty() ? data::Batch{} : data::make_batch(rollouts::samples_of(rows, passed, order_.of_sample));
     if (setup_.loader().options().order_tokens) batch.token_order = data::sort_tokens(batch.ids_T);
     return batch;
 }

@@ -179,8 +179,12 @@ void RunSetup::settle_steps(int64_t total, int64_t of_epoch) {
 /// Completions are sampled, or read with their rewards.
 void RunSetup::open_rollouts() {
     const config::TrainingOptions& t = config().training;
-    order_.emplace(config(), data_ranks());
     const spec::ModelSpec& spec = opened_.file->spec;
+    const bool shares = placement::shares_prompts(config(), spec);
+    order_.emplace(config(), data_ranks(), shares);
+    if (!shares)
+        log::info(
+            "passes     have the prompt of each completion again: gated delta nets resume from no other row's state");
     groups_ = config().grpo.replay_rollouts
                   ? rollouts::open_replay(config(), *order_, {spec.vocab_size, config().model.max_seq_length})
                   : rollouts::open_sampled(config(), *order_, opened_, data_rank(), data_ranks());

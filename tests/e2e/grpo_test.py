@@ -9,6 +9,7 @@ import subprocess
 from launch_support import alive, until
 from rank_support import SharedModel
 from support import (
+    GOLDEN,
     LEGAL_BASE,
     PROGRAM,
     SIGTERM_SAVED,
@@ -75,7 +76,7 @@ class Sampling(SharedModel):
         self.prompts = [{"prompt": text} for text in beginnings]
         self.train_file = write_rows(self.folder / "prompts.jsonl", self.prompts[:256])
 
-    def grpo(self, *extra, out="out", rewards="rewards.py:sentence", batch=16):
+    def grpo(self, *extra, out="out", rewards="rewards.py:sentence", batch=16, base=LEGAL_BASE):
         given = {str(word) for word in extra}
         arguments = [
             "--objective", "grpo", "--max_seq_length", 64, "--per_device_train_batch_size", batch,
@@ -84,7 +85,7 @@ class Sampling(SharedModel):
             "--grpo.num_generations", 8, "--grpo.max_completion_length", 16, "--grpo.log_completions", "true",
             "--grpo.rewards", json.dumps([rewards]),
         ]  # fmt: skip
-        return self.train_arguments(LEGAL_BASE, self.train_file, *arguments, *extra, out=out)
+        return self.train_arguments(base, self.train_file, *arguments, *extra, out=out)
 
     def share_of_sentences(self, adapter):
         """On prompts that no run saw."""
@@ -206,6 +207,47 @@ class Sampling(SharedModel):
         rows = self.steps(self.folder / "out")
         self.assertGreater(max(abs(row["entropy"] - rows[0]["entropy"]) for row in rows), 1e-3)
         self.assertTrue(all(row["kl_sampler_trainer"] < 1e-9 for row in rows), rows)
+
+    def hybrid_base(self):
+        """Random weights of a model most of whose layers have gated delta nets, and the example's tokenizer."""
+        config = json.loads((GOLDEN / "families" / "qwen3_5_text" / "model" / "config.json").read_text())
+        config |= {"vocab_size": 2048, "bos_token_id": 0, "eos_token_id": 1, "initializer_range": 0.1}
+        (self.folder / "config.json").write_text(json.dumps(config))
+        base = self.folder / "hybrid"
+        self.succeed("init", "--model_config", self.folder / "config.json", "--seed", 3, "--out", base)
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copy(LEGAL_BASE / name, base / name)
+        return base
+
+    def test_gated_delta_nets_sample_what_they_train_and_go_on(self):
+        """Prompts of a page and more, whose states a group shares, and large steps: a stale state would show."""
+        texts = [row["input"] for row in read_rows(SOURCE / "examples" / "legal" / "train.jsonl")]
+        words = [" ".join(text.split()[:40]) for text in dict.fromkeys(texts) if len(text.split()) > 40]
+        self.train_file = write_rows(self.folder / "long.jsonl", [{"prompt": text} for text in words[:2]])
+        base = self.hybrid_base()
+        options = (
+            "--max_seq_length", 160, "--max_steps", 4, "--learning_rate", 0.02, "--save_steps", 2, "--grpo.beta", 0.05,
+            "--grpo.num_iterations", 2,
+        )  # fmt: skip
+        whole = self.grpo(*options, out="whole", rewards="rewards.py:words", base=base)
+        self.assertIn("gated delta nets", self.succeed(*whole, cwd=self.folder).err)
+        rows = self.steps(self.folder / "whole")
+        self.assertGreater(max(abs(row["entropy"] - rows[0]["entropy"]) for row in rows), 1e-3)
+        self.assertTrue(all(row["kl_sampler_trainer"] < 1e-9 for row in rows), rows)
+        three = self.grpo(*options, "--grpo.max_rows_in_flight", 3, out="three", rewards="rewards.py:words", base=base)
+        self.succeed(*three, cwd=self.folder)
+        self.assertEqual(self.ids("three"), self.ids("whole"))
+        part = self.grpo(
+            *options, "--stop_at_step", 3, "--resume_from_checkpoint", "auto", out="part", rewards="rewards.py:words",
+            base=base,
+        )  # fmt: skip
+        self.succeed(*part, cwd=self.folder)
+        self.succeed(
+            *self.grpo(*options, "--resume_from_checkpoint", "auto", out="part", rewards="rewards.py:words", base=base),
+            cwd=self.folder,
+        )
+        self.assertEqual(*((self.folder / out / ADAPTER).read_bytes() for out in ("part", "whole")))
+        self.assertEqual(self.ids("part"), self.ids("whole"))
 
     def test_a_killed_run_goes_on_with_the_same_bytes(self):
         options = ("--max_steps", 6, "--save_steps", 2, "--grpo.num_iterations", 2, "--resume_from_checkpoint", "auto")

@@ -49,7 +49,8 @@ struct TokenScores {
     std::vector<std::vector<float>> logps, entropies;  ///< [rows][tokens of the completion]
 };
 
-/// Scores completions with the model as it is, rows in passes of `rows_each`. Every rank scores its share of the rows,
+/// Scores completions with the model as it is, rows in passes of `rows_each`, up to `of_sample` of which share a prompt
+/// (RolloutOrder). Every rank scores its share of the rows,
 /// and gets all ranks' values.
 class PolicyScorer {
   public:
@@ -58,8 +59,8 @@ class PolicyScorer {
         int rank = 0, ranks = 1;  ///< of data-parallel ones
     };
     PolicyScorer(ops::Context& ctx, model::Model& model, const Ranks& ranks, const config::GrpoOptions& options,
-                 int64_t rows_each)
-        : ctx_(ctx), model_(model), ranks_(ranks), options_(options), rows_each_(rows_each) {}
+                 int64_t rows_each, int64_t of_sample)
+        : ctx_(ctx), model_(model), ranks_(ranks), options_(options), rows_each_(rows_each), of_sample_(of_sample) {}
     /// `rows`: of all ranks, alike on each.
     TokenScores operator()(std::span<const std::shared_ptr<const data::SampledRow>> rows,
                            model::PolicyScope scope = model::PolicyScope::policy) const;
@@ -72,7 +73,7 @@ class PolicyScorer {
     model::Model& model_;
     Ranks ranks_;
     const config::GrpoOptions& options_;
-    int64_t rows_each_;
+    int64_t rows_each_, of_sample_;
 };
 
 /// Log-probabilities of the policy at generation and of the reference; each may be empty.

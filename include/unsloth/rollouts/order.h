@@ -13,13 +13,15 @@ namespace unsloth::rollouts {
 /// of a generation's rows.
 struct RolloutOrder {
     int64_t group_size = 1;    ///< completions of a prompt
+    int64_t of_sample = 1;     ///< of them, most that share their prompt's tokens in a pass (samples_of)
     int64_t rows_each = 1;     ///< completions of a micro-batch, of all ranks
     int64_t slices = 1;        ///< grpo.steps_per_generation
     int64_t passes = 1;        ///< grpo.num_iterations
     int64_t accumulation = 1;  ///< training.gradient_accumulation_steps
 
-    /// usage Error where a generation batch has a part of a group.
-    RolloutOrder(const config::Config& config, int data_ranks);
+    /// `shares`: completions share their prompt's tokens (placement::shares_prompts). usage Error where a generation
+    /// batch has a part of a group.
+    RolloutOrder(const config::Config& config, int data_ranks, bool shares = true);
 
     int64_t rows() const { return rows_each * slices; }     ///< of a generation batch
     int64_t groups() const { return rows() / group_size; }  ///< likewise
