@@ -6,6 +6,7 @@
 
 #include "import/template_names.h"
 #include "unsloth/core/error.h"
+#include "unsloth/spec/reasoning_names.h"
 
 namespace unsloth::import {
 namespace {
@@ -145,16 +146,12 @@ class AxolotlSource {
         for (const auto& [known, field] : {std::pair{"tools", "field_tools"}, std::pair{"system", "field_system"}})
             if (const std::string theirs = text(field, known); theirs != known) source_.columns[known] = theirs;
         for (const char* field : {"field_thinking", "template_thinking_key"})
-            if (const std::string key = text(field, "reasoning_content"); !is_reasoning(key))
+            if (const std::string key = text(field, "reasoning_content"); !spec::is_reasoning(key))
                 lose(field, cat(key, ": reasoning is read of reasoning_content, reasoning and thinking; rename it"));
         if (take("split_thinking").value_or(false) != false)
             lose("split_thinking",
                  "contents stay whole; write what is between <think> and </think> into a "
                  "member reasoning_content, unless the model's template looks for these marks");
-    }
-
-    static bool is_reasoning(const std::string& key) {
-        return key == "reasoning_content" || key == "reasoning" || key == "thinking";
     }
 
     /// What members of a message are called; whether {role, content}, else {from, value}.
@@ -174,7 +171,8 @@ class AxolotlSource {
             mappings = Json::object();
         }
         for (const auto& [member, name] : mappings.items())
-            if (name != member && !(is_reasoning(member) && name.is_string() && is_reasoning(name)))
+            if (name != member && !(spec::is_reasoning(member) && name.is_string() &&
+                                    spec::is_reasoning(name.get_ref<const std::string&>())))
                 lose("message_property_mappings." + member, cat(shown(name), ": rename it in the rows"));
         return names != "from, value";
     }

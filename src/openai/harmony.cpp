@@ -4,13 +4,12 @@
 
 #include "unsloth/core/error.h"
 #include "unsloth/openai/error.h"
+#include "unsloth/spec/reasoning_names.h"
 
 namespace unsloth::openai {
 namespace {
 
 using grammar::Part;
-
-constexpr const char* reasoning_names[] = {"reasoning_content", "reasoning", "thinking"};
 
 /// A text in which tokens that frame messages stand for their bytes.
 Part framed(std::string text) {
@@ -65,7 +64,7 @@ nlohmann::ordered_json harmony_row(nlohmann::ordered_json row) {
                               where);
         const auto content = message.find("content");
         if (calls->empty() || content == message.end() || !content->is_string() || *content == "") continue;
-        for (const char* name : reasoning_names) {
+        for (const char* name : spec::reasoning_names) {
             const auto reasoning = message.find(name);
             if (reasoning == message.end() || !reasoning->is_string() || *reasoning == "") continue;
             *reasoning = cat(reasoning->get<std::string>(), "\n", content->get<std::string>());

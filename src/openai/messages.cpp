@@ -1,6 +1,7 @@
 #include "openai/messages.h"
 
 #include "openai/field_table.h"
+#include "unsloth/spec/reasoning_names.h"
 
 namespace unsloth::openai {
 namespace {
@@ -132,16 +133,17 @@ void check_members(const Json& message, const std::string& name, const ParseOpti
     const bool is_assistant = message["role"] == "assistant";
     if (const Json type = message.value("type", Json()); !type.is_null() && type != "text" && type != "message")
         throw invalid(cat("Invalid value for '", name, ".type': expected message."), name + ".type");
+    const auto& [first, second, third] = spec::reasoning_names;
     if (is_assistant)
         allow_only(message,
-                   {"type", "role", "content", "name", "tool_calls", "reasoning_content", "reasoning", "thinking",
-                    "refusal", "audio", "function_call", "annotations"},
+                   {"type", "role", "content", "name", "tool_calls", first, second, third, "refusal", "audio",
+                    "function_call", "annotations"},
                    name, options);
     else if (message["role"] == "tool")
         allow_only(message, {"type", "role", "content", "name", "tool_call_id"}, name, options);
     else
         allow_only(message, {"type", "role", "content", "name"}, name, options);
-    check_texts(message, {"name", "tool_call_id", "reasoning_content", "reasoning", "thinking"}, name);
+    check_texts(message, {"name", "tool_call_id", first, second, third}, name);
     if (!is_assistant) return;
     for (const char* key : {"refusal", "audio", "function_call", "annotations"})
         if (const Json value = message.value(key, Json()); !value.empty())
@@ -251,8 +253,8 @@ Json messages_schema() {
                        {"content", content},
                        {"type", {{"enum", Json::array({"message", "text", nullptr})}}},
                        {"tool_calls", any_schema({nothing, {{"type", "array"}, {"items", call}}})}};
-    for (const char* key : {"name", "tool_call_id", "reasoning_content", "reasoning", "thinking"})
-        properties[key] = perhaps;
+    for (const char* key : {"name", "tool_call_id"}) properties[key] = perhaps;
+    for (const char* key : spec::reasoning_names) properties[key] = perhaps;
     for (const char* key : {"refusal", "audio", "function_call"}) properties[key] = nothing;
     properties["annotations"] = {{"type", Json::array({"array", "null"})}, {"maxItems", 0}};
     const Json message = {{"type", "object"},

@@ -16,6 +16,7 @@
 #include "unsloth/core/files.h"
 #include "unsloth/core/log.h"
 #include "unsloth/core/suggest.h"
+#include "unsloth/spec/reasoning_names.h"
 #include "unsloth/tokenizer/chat.h"
 #include "unsloth/tokenizer/ordered_row.h"
 
@@ -78,9 +79,6 @@ Error unknown_template(std::string_view name, const Tokenizer& tokenizer) {
         cat(meant, meant.empty() ? "" : " ", "known: ", known, "; or a path to a .jinja file, or the template itself"));
 }
 
-/// A message's reasoning, as data sets and templates call it.
-constexpr const char* reasoning_names[] = {"reasoning_content", "thinking", "reasoning"};
-
 bool calls_tools(const Json& message) {
     const auto calls = message.find("tool_calls");
     return calls != message.end() && calls->is_array() && !calls->empty();
@@ -96,7 +94,7 @@ Value message_value(const Json& message, std::size_t i) {
     if (!role->is_string())
         throw Error("data.message-shape", cat("messages[", i, "].role: expected a string, found ", shown(*role)));
     const Json* reasoning = nullptr;
-    for (const char* name : reasoning_names) {
+    for (const char* name : spec::reasoning_names) {
         const auto found = message.find(name);
         if (!reasoning && found != message.end() && !found->is_null()) reasoning = &*found;
     }
@@ -263,7 +261,7 @@ Rendered ChatTemplate::Impl::render(const jinja::Template& chosen, Items message
     // A template that knows reasoning may drop that of earlier turns.
     const auto known = [&](const char* name) { return words.contains(name); };
     rendered.passes_over_reasoning =
-        std::ranges::none_of(reasoning_names, known) && passes_over(input, rendered.text, reasoning_names);
+        std::ranges::none_of(spec::reasoning_names, known) && passes_over(input, rendered.text, spec::reasoning_names);
     if (turns == TrainedTurns::none) return rendered;
     // Prefer the marks of a template that marks what the assistant says, unless they are within a value.
     if (chosen.has_generation() && !out.generation_within_value) {

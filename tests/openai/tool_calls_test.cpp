@@ -8,6 +8,7 @@
 #include "unsloth/grammar/matcher.h"
 #include "unsloth/openai/harmony.h"
 #include "unsloth/openai/response.h"
+#include "unsloth/spec/reasoning_names.h"
 
 namespace unsloth::openai {
 namespace {
@@ -240,6 +241,25 @@ TEST(ToolCalls, AreWrittenAsClientsReadThem) {
               Json::parse(R"({"role": "assistant", "content": "Hi", "refusal": null, "reasoning_content": "Hm"})"));
     const std::string piece = stream_event(head, {.reasoning = "Hm"}, offsets, nullptr);
     EXPECT_EQ(Json::parse(piece.substr(6))["choices"][0]["delta"], Json::parse(R"({"reasoning_content": "Hm"})"));
+}
+
+// Templates read the first of the names for reasoning that a message has.
+TEST(Harmony, JoinsWhatIsSaidWithTheReasoningThatTemplatesRead) {
+    const Json call = Json::parse(R"([{"function": {"name": "f", "arguments": "{}"}}])");
+    const auto message = [&](const Json& reasoning) {
+        Json asked = {{"role", "assistant"}, {"content", "Now."}, {"tool_calls", call}};
+        asked.update(reasoning);
+        return harmony_row({{"messages", Json::array({asked})}})["messages"][0];
+    };
+    for (const char* name : spec::reasoning_names) {
+        const Json joined = message({{name, "Hm."}});
+        EXPECT_EQ(joined[name], "Hm.\nNow.");
+        EXPECT_EQ(joined["content"], "");
+    }
+    const Json both = message({{"reasoning", "other"}, {"thinking", "Hm."}});
+    EXPECT_EQ(both["thinking"], "Hm.\nNow.");
+    EXPECT_EQ(both["reasoning"], "other");
+    EXPECT_EQ(message(Json::object())["content"], "Now.") << "without reasoning";
 }
 
 }  // namespace
