@@ -1,12 +1,15 @@
-// A base with its adapter, rounded to a grid of values, in one pass over the base as it is stored. A thread makes 8
-// columns of 4 rows. Ceiling: the bandwidth of memory, 2.5 bytes an element (4 bits in, bf16 out); in fact
-// instructions: some 50 an element, and two for each product of the rank, which are not fused as the host's are not.
+// A base with its adapter, rounded to a grid of values, in one pass over the base as it is stored. A warp makes tiles
+// of 16 rows and 64 columns, of which int8 tensor cores make the adapter's product (kernels/fixed_low_rank.h). Ceiling:
+// the bandwidth of memory, 2.5 bytes an element (4 bits in, bf16 out); in fact instructions, some 25 an element.
 #include <algorithm>
+#include <type_traits>
 
 #include "kernels/common/device.cuh"
 #include "kernels/common/launch.h"
+#include "kernels/common/mma.cuh"
 #include "kernels/quant4_scales.cuh"
 #include "kernels/serve_grid.h"
+#include "kernels/serve_grid_round.cuh"
 
 namespace unsloth::kernels {
 namespace {
@@ -14,221 +17,317 @@ namespace {
 constexpr int warp = warp_size;
 constexpr int threads = 256;
 constexpr int warps = threads / warp;
-constexpr int columns = 8;    // of a thread
-constexpr int tile_rows = 4;  // of a warp at a time
-constexpr int fetched = 4;    // of these, whose base is asked for before the first is used
+constexpr int row_threads = 512;  // of a block of whole rows
+constexpr int row_warps = row_threads / warp;
+constexpr int group = 8;         // columns that are read and written together
+constexpr int lane_groups = 2;   // of a lane
+constexpr int lane_columns = 16;
+constexpr int lane_rows = 2;     // 8 apart
 
-using Values = float[columns];
+using Group = float[group];
+using Values = float[lane_columns];
 
-template <class T>
-__device__ __forceinline__ void store_values(T* to, const Values& v, bool aligned) {
-    Pack<T, columns> pack;
-#pragma unroll
-    for (int i = 0; i < columns; ++i) pack.v[i] = from_float<T>(v[i]);
-    if (aligned) return store_pack(to, pack);
-#pragma unroll
-    for (int i = 0; i < columns; ++i) to[i] = pack.v[i];
-}
+/// A lane's place in a tile.
+struct Lane {
+    int lane, first_row;
+    int64_t tile, column;  ///< of columns: the tile, and the lane's first
+    int inside;            ///< groups that are W's
+    __device__ Lane(int64_t cols, int64_t column_tile)
+        : lane(static_cast<int>(threadIdx.x % warp)),
+          first_row(lane / 4),
+          tile(column_tile),
+          column(column_tile * fold_columns + lane % 4 * lane_columns),
+          inside(column >= cols ? 0 : column + group >= cols ? 1 : 2) {}
+};
 
 /// W as 16 or 32-bit values. All lanes call values().
 template <class S>
 struct PlainBase {
-    using Fetched = Pack<S, columns>;
+    using Fetched = Pack<S, group>[lane_groups];
     const S* w;
     __device__ void prepare() {}
-    __device__ __forceinline__ Fetched fetch(int64_t first) const { return load_pack<columns>(w + first); }
-    __device__ __forceinline__ void values(const Fetched& from, Values& v) const {
+    __device__ __forceinline__ void fetch(int64_t first, int inside, Fetched& to) const {
 #pragma unroll
-        for (int i = 0; i < columns; ++i) v[i] = to_float(from.v[i]);
+        for (int i = 0; i < lane_groups; ++i)
+            if (i < inside) to[i] = load_pack<group>(w + first + i * group);
+    }
+    __device__ __forceinline__ void values(const Fetched& from, int i, Group& v) const {
+#pragma unroll
+        for (int k = 0; k < group; ++k) v[k] = to_float(from[i].v[k]);
     }
 };
 
-/// W in 4 bits: a group of 8 is in one block.
+/// W in 4 bits: a group is in one block, and two are where columns are a multiple of 16.
 struct CodedBase {
-    struct Fetched {
-        uint32_t codes = 0;
-        float scale = 0;
+    struct Coded {
+        uint32_t codes;
+        float scale;
     };
+    using Fetched = Coded[lane_groups];
     spec::Quant4View weight;
     float code_value = 0;  ///< of this lane's entry of the code
     __device__ void prepare() { code_value = weight.code[threadIdx.x % 16]; }
-    __device__ __forceinline__ Fetched fetch(int64_t first) const {
-        return {__ldcs(reinterpret_cast<const uint32_t*>(weight.packed) + first / columns),
-                block_scale<spec::quant4_block>(weight, first / spec::quant4_block)};
-    }
-    __device__ __forceinline__ void values(const Fetched& from, Values& v) const {
+    __device__ __forceinline__ void fetch(int64_t first, int inside, Fetched& to) const {
+        if (weight.cols % lane_columns == 0) {
+            if (inside == 0) return;
+            const uint2 both = __ldg(reinterpret_cast<const uint2*>(weight.packed) + first / lane_columns);
+            const float scale = block_scale<spec::quant4_block>(weight, first / spec::quant4_block);
+            to[0] = {both.x, scale}, to[1] = {both.y, scale};
+            return;
+        }
 #pragma unroll
-        for (int i = 0; i < columns; ++i) {
-            const int shift = (i / 2) * 8 + (i % 2 == 0 ? 4 : 0);  // bytes ascend, the high nibble comes first
+        for (int i = 0; i < lane_groups; ++i)
+            if (i < inside)
+                to[i] = {__ldg(reinterpret_cast<const uint32_t*>(weight.packed) + first / group + i),
+                         block_scale<spec::quant4_block>(weight, (first + i * group) / spec::quant4_block)};
+    }
+    __device__ __forceinline__ void values(const Fetched& from, int i, Group& v) const {
+#pragma unroll
+        for (int k = 0; k < group; ++k) {
+            const int shift = (k / 2) * 8 + (k % 2 == 0 ? 4 : 0);  // bytes ascend, the high nibble comes first
             // width 16: the shuffle itself takes the index modulo 16
-            const float code = __shfl_sync(all_lanes, code_value, static_cast<int>(from.codes >> shift), 16);
-            v[i] = __fmul_rn(code, from.scale);
+            const float code = __shfl_sync(all_lanes, code_value, static_cast<int>(from[i].codes >> shift), 16);
+            v[k] = __fmul_rn(code, from[i].scale);
         }
     }
 };
 
-/// Adds `count` products to each sum, of the rank from `j` on.
-template <int count>
-__device__ __forceinline__ void add_products(const GridFold& p, int64_t j, int64_t first_row, int rows, int64_t column,
-                                             Values (&sum)[tile_rows]) {
-    Values a[count];
+/// Of B·A, the sums of a lane's group `half`: sum[i] has columns 2 i and 2 i + 1 of its first row, then of its second.
+__device__ __forceinline__ void low_rank_sums(const FixedOperands& p, int64_t row_tile, const Lane& lane, int half,
+                                              int (&sum)[4][4]) {
+    int high[4][4] = {}, mixed[4][4] = {};
+    const uint4* b = reinterpret_cast<const uint4*>(p.b) + row_tile * p.chunks * warp + lane.lane;
+    const uint4* a = reinterpret_cast<const uint4*>(p.a) + (lane.tile * p.chunks * 4 + half * 2) * warp + lane.lane;
+#pragma unroll 1
+    for (int chunk = 0; chunk < p.chunks; ++chunk, b += warp, a += 4 * warp) {
+        const uint4 of_b = __ldg(b);
+        const uint32_t rows[4] = {of_b.x, of_b.y, of_b.z, of_b.w};
 #pragma unroll
-    for (int i = 0; i < count; ++i) {
-        const float* const from = p.a + (j + i) * p.cols + column;
-        if (p.a_aligned) {
-            const Pack<float, columns> pack = load_pack<columns>(from);
-#pragma unroll
-            for (int k = 0; k < columns; ++k) a[i][k] = pack.v[k];
-        } else {
-#pragma unroll
-            for (int k = 0; k < columns; ++k) a[i][k] = from[k];
+        for (int q = 0; q < 2; ++q) {
+            const uint4 of_a = __ldg(a + q * warp);
+            mma_m16n8k16_int8(high[2 * q], rows[0], rows[1], of_a.y);
+            mma_m16n8k32(mixed[2 * q], rows, of_a.x, of_a.y);  // high by low, low by high
+            mma_m16n8k16_int8(high[2 * q + 1], rows[0], rows[1], of_a.w);
+            mma_m16n8k32(mixed[2 * q + 1], rows, of_a.z, of_a.w);
         }
     }
 #pragma unroll
-    for (int row = 0; row < tile_rows; ++row) {
-        const float* const from = p.b + (first_row + min(row, rows - 1)) * p.rank + j;
-        Pack<float, count> b;
-        if (p.b_aligned) {
-            b = load_pack<count>(from);
-        } else {
+    for (int i = 0; i < 4; ++i)
 #pragma unroll
-            for (int i = 0; i < count; ++i) b.v[i] = from[i];
+        for (int k = 0; k < 4; ++k) sum[i][k] = high[i][k] * 256 + mixed[i][k];
+}
+
+/// W + scale · B·A of a lane's part of a tile. What is not of W has any value. All lanes call it.
+template <class Base>
+__device__ __forceinline__ void fold_tile(const GridFold& p, const Base& base, int64_t row_tile, const Lane& lane,
+                                          Values (&v)[lane_rows]) {
+    const int64_t first = row_tile * fold_rows + lane.first_row;
+    typename Base::Fetched from[lane_rows] = {};
+#pragma unroll
+    for (int row = 0; row < lane_rows; ++row)
+        if (first + 8 * row < p.rows) base.fetch((first + 8 * row) * p.cols + lane.column, lane.inside, from[row]);
+#pragma unroll
+    for (int half = 0; half < lane_groups; ++half) {
+        int sum[4][4];
+        Pack<float, group> a_unit = {};
+        if (p.low_rank.chunks > 0) {
+            low_rank_sums(p.low_rank, row_tile, lane, half, sum);
+            a_unit = load_pack<group>(p.low_rank.a_unit + lane.column + half * group);
         }
 #pragma unroll
-        for (int i = 0; i < count; ++i)
+        for (int row = 0; row < lane_rows; ++row) {
+            Group w;
+            base.values(from[row], half, w);
+            const float unit = p.low_rank.chunks > 0 ? __ldg(p.low_rank.scaled_unit + first + 8 * row) : 0.0F;
 #pragma unroll
-            for (int k = 0; k < columns; ++k) sum[row][k] = __fadd_rn(sum[row][k], __fmul_rn(b.v[i], a[i][k]));
-    }
-}
-
-/// Elements of B·A, summed over the rank in order.
-__device__ __forceinline__ void low_rank_sums(const GridFold& p, int64_t first_row, int rows, int64_t column,
-                                              Values (&sum)[tile_rows]) {
-    constexpr int together = 2;
-    int64_t j = 0;
-    for (; j + together <= p.rank; j += together) add_products<together>(p, j, first_row, rows, column, sum);
-    for (; j < p.rank; ++j) add_products<1>(p, j, first_row, rows, column, sum);
-}
-
-/// Rounds the values that `lanes` neighbours hold to a grid of such blocks.
-template <spec::ServeGrid kGrid>
-__device__ __forceinline__ void round_block(Values& v) {
-    constexpr int lanes = spec::grid_block / columns;
-    float own = 0.0F, extreme = 0.0F;
-#pragma unroll
-    for (int i = 0; i < columns; ++i) {
-        const float magnitude = finite_magnitude(v[i]);
-        if (magnitude > own) own = magnitude, extreme = v[i];
-    }
-    const float largest = group_max<lanes>(own);
-    if constexpr (kGrid == spec::ServeGrid::q4_0) {  // the first of that magnitude
-        const int begin = static_cast<int>(threadIdx.x % warp) / lanes * lanes;
-        const unsigned holders = __ballot_sync(all_lanes, own == largest) >> begin & ((1U << lanes) - 1);
-        extreme = __shfl_sync(all_lanes, extreme, begin + __ffs(holders) - 1);
-    }
-    const spec::GridScale scale = spec::grid_scale(kGrid, largest, extreme);
-    const bool finite = largest <= 3.402823466e38F;
-#pragma unroll
-    for (int i = 0; i < columns; ++i) v[i] = finite ? spec::on_grid(kGrid, v[i], scale) : __int_as_float(0x7FC00000);
-}
-
-/// Codes and block maximum of the block of 64 that 8 neighbours hold.
-__device__ __forceinline__ void store_nf4(const Nf4Blocks& to, const float* thresholds, int64_t first, bool inside,
-                                          const Values& v) {
-    float largest = 0.0F;
-#pragma unroll
-    for (const float x : v) largest = fmaxf(largest, finite_magnitude(x));
-    largest = group_max<spec::quant4_block / columns>(largest);
-    const float inverse = inverse_or_zero(largest);
-    uint32_t word = 0;
-#pragma unroll
-    for (int i = 0; i < columns; ++i)
-        word |= nf4_code_of(thresholds, __fmul_rn(v[i], inverse)) << ((i / 2) * 8 + (i % 2 == 0 ? 4 : 0));
-    if (!inside) return;
-    reinterpret_cast<uint32_t*>(to.packed)[first / columns] = word;
-    if (first % spec::quant4_block == 0) to.maxima[first / spec::quant4_block] = largest;
-}
-
-/// kGrid none: the values as they are. nf4: into p.nf4.
-template <class T, spec::ServeGrid kGrid>
-__device__ __forceinline__ void emit(const GridFold& p, const float* thresholds, int64_t row, int64_t column,
-                                     bool inside, Values& v) {
-    if constexpr (kGrid == spec::ServeGrid::nf4) {
-        store_nf4(p.nf4, thresholds, row * p.cols + column, inside, v);
-    } else {
-        if constexpr (kGrid != spec::ServeGrid::none) round_block<kGrid>(v);
-        if (inside) store_values(static_cast<T*>(p.out.data) + row * p.out.stride + column, v, p.out_aligned);
-    }
-}
-
-template <class Base, class T, spec::ServeGrid kGrid>
-__global__ void __launch_bounds__(threads, 3)
-    fold(const __grid_constant__ GridFold p, Base base, const __grid_constant__ Nf4Thresholds nf4) {
-    __shared__ float thresholds[15];
-    if constexpr (kGrid == spec::ServeGrid::nf4) copy_thresholds(nf4, thresholds);
-    base.prepare();
-    const int64_t column = (int64_t{blockIdx.x} * warp + threadIdx.x % warp) * columns;
-    const bool inside = column < p.cols;
-    const int64_t step = int64_t{gridDim.y} * warps * tile_rows;
-    for (int64_t row = (int64_t{blockIdx.y} * warps + threadIdx.x / warp) * tile_rows; row < p.rows; row += step) {
-        const int rows = static_cast<int>(min(int64_t{tile_rows}, p.rows - row));
-        Values sum[tile_rows] = {};
-        if (inside) low_rank_sums(p, row, rows, column, sum);
-#pragma unroll
-        for (int begin = 0; begin < tile_rows; begin += fetched) {
-            typename Base::Fetched from[fetched] = {};
-#pragma unroll
-            for (int i = 0; i < fetched; ++i)
-                if (inside && begin + i < rows) from[i] = base.fetch((row + begin + i) * p.cols + column);
-#pragma unroll
-            for (int i = 0; i < fetched; ++i) {
-                if (begin + i >= rows) continue;  // whole warps
-                Values v;
-                base.values(from[i], v);
-                if (p.rank > 0)
-#pragma unroll
-                    for (int k = 0; k < columns; ++k) v[k] = __fadd_rn(v[k], __fmul_rn(p.scale, sum[begin + i][k]));
-                emit<T, kGrid>(p, thresholds, row + begin + i, column, inside, v);
+            for (int k = 0; k < group; ++k) {
+                v[row][half * group + k] =
+                    p.low_rank.chunks > 0
+                        ? __fadd_rn(w[k], spec::low_rank_value(sum[k / 2][2 * row + k % 2], a_unit.v[k], unit))
+                        : w[k];
             }
         }
     }
 }
 
-/// A thread block a row.
-template <class T>
-__global__ void __launch_bounds__(threads)
-    round_rows_to_fp8(const float* __restrict__ values, int64_t cols, T* __restrict__ out, int64_t stride) {
-    __shared__ float largest_of_warp[warps];
-    const float* const w = values + int64_t{blockIdx.x} * cols;
-    float largest = 0.0F;
-    for (int64_t k = threadIdx.x; k < cols; k += threads) largest = fmaxf(largest, finite_magnitude(w[k]));
-    largest = group_max(largest);
-    if (threadIdx.x % warp == 0) largest_of_warp[threadIdx.x / warp] = largest;
-    __syncthreads();
-    for (const float candidate : largest_of_warp) largest = fmaxf(largest, candidate);
-    const spec::GridScale scale = spec::grid_scale(spec::ServeGrid::fp8, largest, 0.0F);
-    const bool finite = largest <= 3.402823466e38F;
-    for (int64_t k = threadIdx.x; k < cols; k += threads)
-        out[int64_t{blockIdx.x} * stride + k] =
-            from_float<T>(finite ? spec::on_grid(spec::ServeGrid::fp8, w[k], scale) : __int_as_float(0x7FC00000));
+/// magnitude_bits of the largest of `count` values.
+template <int count>
+__device__ __forceinline__ uint32_t largest_bits(const float* v) {
+    uint32_t largest = 0;
+#pragma unroll
+    for (int i = 0; i < count; ++i) largest = max(largest, spec::magnitude_bits(v[i]));
+    return largest;
+}
+/// Of `lanes` neighbours.
+template <int lanes>
+__device__ __forceinline__ uint32_t group_max_bits(uint32_t largest) {
+#pragma unroll
+    for (int offset = 1; offset < lanes; offset *= 2)
+        largest = max(largest, __shfl_xor_sync(all_lanes, largest, offset));
+    return largest;
 }
 
-template <class T, spec::ServeGrid kGrid>
-void launch(GridFold p, cudaStream_t stream) {
-    if (p.rows == 0 || p.cols == 0) return;
-    p.a_aligned = aligned_16(p.a, {}, spec::DType::f32);
-    p.b_aligned = aligned_16(p.b, {}, spec::DType::f32) && p.rank % 2 == 0;
-    p.out_aligned = aligned_16(p.out.data, {}, spec::DType::f32) && p.out.stride % columns == 0;
-    const dim3 grid(static_cast<unsigned>(ceil_div(p.cols, int64_t{warp * columns})),
-                    static_cast<unsigned>(std::min<int64_t>(ceil_div(p.rows, int64_t{warps * tile_rows}), 65535)));
-    const auto run = [&](const auto& base) {
-        UNSLOTH_LAUNCH((fold<std::decay_t<decltype(base)>, T, kGrid>), grid, threads, 0, stream, p, base,
-                       Nf4Thresholds());
-    };
+/// The first of two lanes' values that has the magnitude `largest`; 0 if all are NaN.
+__device__ __forceinline__ float first_of_magnitude(const Values& v, uint32_t largest) {
+    float own = 0.0F;
+#pragma unroll
+    for (int i = lane_columns; i-- > 0;)
+        if (spec::magnitude_bits(v[i]) == largest) own = v[i];
+    const float other = __shfl_xor_sync(all_lanes, own, 1);
+    const bool second = threadIdx.x % 2 == 1;
+    const float before = second ? other : own, after = second ? own : other;
+    return __fadd_rn(before != 0.0F ? before : after, 0.0F);  // of zeros +0
+}
+
+/// Rounds what two neighbours hold of a row to a grid of such blocks.
+template <spec::ServeGrid kGrid>
+__device__ __forceinline__ void round_block(Values& v) {
+    static_assert(spec::grid_block == 2 * lane_columns);
+    const uint32_t largest = group_max_bits<2>(largest_bits<lane_columns>(v));
+    const float extreme = kGrid == spec::ServeGrid::q4_0 ? first_of_magnitude(v, largest) : 0.0F;
+    spec::GridScale scale = spec::grid_scale(kGrid, __uint_as_float(largest), extreme);
+    if (largest >= spec::exponent_bits) scale.scale = __uint_as_float(0x7FC00000U);
+#pragma unroll
+    for (int i = 0; i < lane_columns; ++i) v[i] = to_grid<kGrid>(v[i], scale);
+}
+
+/// Codes and block maximum of the block of 64 that four neighbours hold.
+__device__ __forceinline__ void store_nf4(const Nf4Blocks& to, const Nf4Cells& cells, int64_t first, bool inside,
+                                          const Values& v) {
+    static_assert(spec::quant4_block == 4 * lane_columns);
+    const uint32_t bits = group_max_bits<4>(largest_bits<lane_columns>(v));
+    const float largest = __uint_as_float(min(bits, spec::exponent_bits)), inverse = inverse_or_zero(largest);
+    uint32_t word[lane_groups] = {};
+#pragma unroll
+    for (int i = 0; i < lane_columns; ++i) {
+        const int shift = (i % group / 2) * 8 + (i % 2 == 0 ? 4 : 0);
+        word[i / group] |= nf4_code_in(cells, __fmul_rn(v[i], inverse)) << shift;
+    }
+    if (!inside) return;
+    reinterpret_cast<uint2*>(to.packed)[first / lane_columns] = make_uint2(word[0], word[1]);
+    if (first % spec::quant4_block == 0) to.maxima[first / spec::quant4_block] = largest;
+}
+
+template <class T>
+__device__ __forceinline__ void store_values(const GridFold& p, int64_t row, const Lane& lane, const Values& v) {
+    T* const out = static_cast<T*>(p.out.data) + row * p.out.stride + lane.column;
+#pragma unroll
+    for (int half = 0; half < lane_groups; ++half) {
+        if (half >= lane.inside) continue;
+        Pack<T, group> pack;
+#pragma unroll
+        for (int i = 0; i < group; ++i) pack.v[i] = from_float<T>(v[half * group + i]);
+        if (p.out_aligned) {
+            store_pack(out + half * group, pack);
+        } else {
+#pragma unroll
+            for (int i = 0; i < group; ++i) out[half * group + i] = pack.v[i];
+        }
+    }
+}
+
+/// Of a multiprocessor: as many as have enough registers.
+template <class Base, spec::ServeGrid kGrid>
+constexpr int blocks_of() {
+    using spec::ServeGrid;
+    return std::is_same_v<Base, CodedBase> && kGrid != ServeGrid::mxfp4 && kGrid != ServeGrid::none ? 3 : 2;
+}
+
+/// kGrid none: the values as they are. nf4: into p.nf4. A warp a column of tiles.
+template <class Base, class T, spec::ServeGrid kGrid>
+__global__ void __launch_bounds__(threads, blocks_of<Base, kGrid>())
+    fold(const __grid_constant__ GridFold p, Base base, const __grid_constant__ Nf4Cells nf4) {
+    __shared__ Nf4Cells cells;
+    if constexpr (kGrid == spec::ServeGrid::nf4) copy_cells(nf4, cells);
+    base.prepare();
+    const Lane lane(p.cols, int64_t{blockIdx.x} * warps + threadIdx.x / warp);
+    if (lane.tile * fold_columns >= p.cols) return;  // whole warps
+    for (int64_t row_tile = blockIdx.y; row_tile * fold_rows < p.rows; row_tile += gridDim.y) {
+        Values v[lane_rows];
+        fold_tile(p, base, row_tile, lane, v);
+#pragma unroll
+        for (int i = 0; i < lane_rows; ++i) {
+            const int64_t row = row_tile * fold_rows + lane.first_row + 8 * i;
+            if constexpr (kGrid == spec::ServeGrid::nf4) {
+                store_nf4(p.nf4, cells, row * p.cols + lane.column, row < p.rows, v[i]);
+            } else {
+                if constexpr (kGrid != spec::ServeGrid::none) round_block<kGrid>(v[i]);
+                if (row < p.rows) store_values<T>(p, row, lane, v[i]);
+            }
+        }
+    }
+}
+
+/// A thread block 16 rows, which it makes twice: for their largest values, and then to round them.
+template <class Base, class T>
+__global__ void __launch_bounds__(row_threads, 1) fold_to_fp8(const __grid_constant__ GridFold p, Base base) {
+    __shared__ uint32_t largest_of_warp[row_warps][fold_rows];
+    base.prepare();
+    const int64_t row_tile = blockIdx.x, tiles = ceil_div(p.cols, int64_t{fold_columns});
+    const int own_warp = static_cast<int>(threadIdx.x / warp), own_row = static_cast<int>(threadIdx.x % warp / 4);
+    uint32_t largest[lane_rows] = {};
+    for (int64_t tile = own_warp; tile < tiles; tile += row_warps) {
+        const Lane lane(p.cols, tile);
+        Values v[lane_rows];
+        fold_tile(p, base, row_tile, lane, v);
+#pragma unroll
+        for (int i = 0; i < lane_rows; ++i)
+#pragma unroll
+            for (int half = 0; half < lane_groups; ++half)
+                if (half < lane.inside) largest[i] = max(largest[i], largest_bits<group>(v[i] + half * group));
+    }
+#pragma unroll
+    for (int i = 0; i < lane_rows; ++i) {
+        largest[i] = group_max_bits<4>(largest[i]);
+        if (threadIdx.x % 4 == 0) largest_of_warp[own_warp][own_row + 8 * i] = largest[i];
+    }
+    __syncthreads();
+    for (const auto& of_rows : largest_of_warp)
+#pragma unroll
+        for (int i = 0; i < lane_rows; ++i) largest[i] = max(largest[i], of_rows[own_row + 8 * i]);
+    const Fp8Row rounding[lane_rows] = {Fp8Row(largest[0]), Fp8Row(largest[1])};
+    for (int64_t tile = own_warp; tile < tiles; tile += row_warps) {
+        const Lane lane(p.cols, tile);
+        Values v[lane_rows];
+        fold_tile(p, base, row_tile, lane, v);
+#pragma unroll
+        for (int i = 0; i < lane_rows; ++i) {
+            const int64_t row = row_tile * fold_rows + own_row + 8 * i;
+#pragma unroll
+            for (float& x : v[i]) x = rounding[i].rounded(x);
+            if (row < p.rows) store_values<T>(p, row, lane, v[i]);
+        }
+    }
+}
+
+/// run(base) with W in the form that it is stored in.
+template <class Run>
+void with_base(const GridFold& p, const Run& run) {
     if (p.codes.packed != nullptr) return run(CodedBase{p.codes});
     dispatch_floating(p.w_type, [&](auto tag) {
         using S = typename decltype(tag)::type;
         run(PlainBase<S>{static_cast<const S*>(p.w)});
+    });
+}
+
+GridFold aligned(GridFold p) {
+    p.out_aligned = aligned_16(p.out.data, {}, spec::DType::f32) && p.out.stride % group == 0;
+    return p;
+}
+
+template <class T, spec::ServeGrid kGrid>
+void launch(const GridFold& from, cudaStream_t stream) {
+    if (from.rows == 0 || from.cols == 0) return;
+    const GridFold p = aligned(from);
+    with_base(p, [&](const auto& base) {
+        const auto kernel = fold<std::decay_t<decltype(base)>, T, kGrid>;
+        const int64_t column_blocks = ceil_div(p.cols, int64_t{warps * fold_columns}),
+                      row_tiles = ceil_div(p.rows, int64_t{fold_rows}),
+                      resident = resident_blocks(reinterpret_cast<const void*>(kernel), threads, 0);
+        const dim3 grid(static_cast<unsigned>(column_blocks),
+                        static_cast<unsigned>(std::clamp<int64_t>(resident / column_blocks, 1,
+                                                                  std::min<int64_t>(row_tiles, 65535))));
+        UNSLOTH_LAUNCH(kernel, grid, threads, 0, stream, p, base, nf4_cells());
     });
 }
 
@@ -242,22 +341,19 @@ void fold_to_nf4(const GridFold& p, cudaStream_t stream) {
     launch<float, spec::ServeGrid::nf4>(p, stream);
 }
 
-void fold_to_row_blocks(const GridFold& p, cudaStream_t stream) {
+void fold_to_rows(const GridFold& p, cudaStream_t stream) {
     dispatch_floating(p.out_type, [&](auto tag) {
         using T = typename decltype(tag)::type;
         using spec::ServeGrid;
         if (p.grid == ServeGrid::q8_0) return launch<T, ServeGrid::q8_0>(p, stream);
         if (p.grid == ServeGrid::q4_0) return launch<T, ServeGrid::q4_0>(p, stream);
-        launch<T, ServeGrid::mxfp4>(p, stream);
-    });
-}
-
-void round_rows_to_fp8(const Fp8Rounding& p, cudaStream_t stream) {
-    if (p.rows == 0) return;
-    dispatch_floating(p.out_type, [&](auto tag) {
-        using T = typename decltype(tag)::type;
-        UNSLOTH_LAUNCH(round_rows_to_fp8<T>, static_cast<unsigned>(p.rows), threads, 0, stream, p.values, p.cols,
-                       static_cast<T*>(p.out.data), p.out.stride);
+        if (p.grid == ServeGrid::mxfp4) return launch<T, ServeGrid::mxfp4>(p, stream);
+        if (p.rows == 0 || p.cols == 0) return;
+        const GridFold to = aligned(p);
+        with_base(to, [&](const auto& base) {
+            UNSLOTH_LAUNCH((fold_to_fp8<std::decay_t<decltype(base)>, T>),
+                           static_cast<unsigned>(ceil_div(to.rows, fold_rows)), row_threads, 0, stream, to, base);
+        });
     });
 }
 

@@ -4,6 +4,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include "kernels/fixed_low_rank.h"
 #include "kernels/rows_view.h"
 #include "unsloth/spec/dtype.h"
 #include "unsloth/spec/quant4.h"
@@ -19,30 +20,21 @@ struct Nf4Blocks {
 
 struct GridFold {
     spec::ServeGrid grid = spec::ServeGrid::nf4;
-    int64_t rows = 0, cols = 0, rank = 0;  ///< rank 0: no adapter
-    spec::Quant4View codes;                ///< W in 4 bits, not MXFP4's
-    const void* w = nullptr;               ///< where there are none: W [rows, cols], without gaps
+    int64_t rows = 0, cols = 0;
+    spec::Quant4View codes;   ///< W in 4 bits, not MXFP4's
+    const void* w = nullptr;  ///< where there are none: W [rows, cols], without gaps
     spec::DType w_type = spec::DType::f32;
-    const float *b = nullptr, *a = nullptr;
-    float scale = 0;
+    FixedOperands low_rank;  ///< of the same rows and columns; made before
     spec::DType out_type = spec::DType::bf16;
     Matrix out;
-    Nf4Blocks nf4;                                                   ///< of fold_to_nf4
-    bool a_aligned = false, b_aligned = false, out_aligned = false;  ///< the launcher says
+    Nf4Blocks nf4;             ///< of fold_to_nf4
+    bool out_aligned = false;  ///< the launcher says
 };
 /// out (fp32) = W + scale · B·A; may be w.
 void fold_to_values(const GridFold& fold, cudaStream_t stream);
 /// Codes of W + scale · B·A, and their block maxima in fp32. Columns: a multiple of 64.
 void fold_to_nf4(const GridFold& fold, cudaStream_t stream);
-/// out = the grid's values for W + scale · B·A: grids that have_row_blocks.
-void fold_to_row_blocks(const GridFold& fold, cudaStream_t stream);
-
-struct Fp8Rounding {
-    const float* values = nullptr;  ///< [rows, cols]
-    int64_t rows = 0, cols = 0;
-    spec::DType out_type = spec::DType::bf16;
-    Matrix out;
-};
-void round_rows_to_fp8(const Fp8Rounding& params, cudaStream_t stream);
+/// out = the grid's values for W + scale · B·A: of all grids but nf4.
+void fold_to_rows(const GridFold& fold, cudaStream_t stream);
 
 }  // namespace unsloth::kernels

@@ -85,7 +85,10 @@ void MergedTensor::read_f32(int64_t row_begin, int64_t row_end, float* out) cons
     }
     if (pruning_ != nullptr && pruning_->zero && rule_.role == spec::TensorRole::linear)
         pruning_->zero(rule_, row_end - row_begin, out);
-    if (r_ > 0) add_low_rank(b_.data() + row_begin * r_, a_.data(), r_, scale_, row_end - row_begin, cols(), out);
+    if (fixed_)
+        fixed_->add(row_begin, row_end, out);
+    else if (r_ > 0)
+        add_low_rank(b_.data() + row_begin * r_, a_.data(), r_, scale_, row_end - row_begin, cols(), out);
     if (!magnitude_.empty()) set_row_norms(magnitude_.data() + row_begin, row_end - row_begin, cols(), out);
     if (grid_ != spec::ServeGrid::none) spec::round_rows_to_grid(grid_, row_end - row_begin, cols(), out);
 }
@@ -241,6 +244,20 @@ MergedTensor MergedModel::open(const spec::TensorRule& rule) const {
     if (lora.r == 0) return tensor;
     tensor.r_ = lora.r;
     tensor.scale_ = static_cast<float>(lora.scale);
+    read_factors(tensor, lora);
+    if (grid_ == spec::ServeGrid::none) return tensor;
+    if (lora.r > spec::largest_fixed_rank)
+        throw Error("option.unsupported",
+                    cat("grid ", name_of(grid_), " needs ranks of at most ", spec::largest_fixed_rank, "; that of ",
+                        rule.hf_name, " is ", lora.r),
+                    "Merge with --grid none, and quantise the result.");
+    tensor.fixed_ = std::make_shared<const spec::FixedLowRank>(tensor.b_.data(), tensor.a_.data(), lora.r,
+                                                               tensor.scale_, tensor.rows(), tensor.cols());
+    return tensor;
+}
+
+void MergedModel::read_factors(MergedTensor& tensor, const spec::LoraModule& lora) const {
+    const spec::TensorRule& rule = tensor.rule_;
     const TensorView &a = adapter_->a(adapted_of(rule.id)), &b = adapter_->b(adapted_of(rule.id));
     if (rule.id.expert >= 0) {
         tensor.a_ = expert_a(a, lora.r, rule.id.expert);
@@ -249,12 +266,11 @@ MergedTensor MergedModel::open(const spec::TensorRule& rule) const {
             tensor.b_ = expert_b(b, lora.r, rule.id.expert, part->first, part->row_stride, tensor.rows());
         else
             tensor.b_ = expert_b(b, lora.r, rule.id.expert, up ? tensor.rows() : 0, 1, tensor.rows());
-        return tensor;
+        return;
     }
     tensor.a_ = floats_of(a);
     tensor.b_ = floats_of(b);
     if (lora.dora) tensor.magnitude_ = floats_of(adapter_->magnitude(rule.id));
-    return tensor;
 }
 
 int64_t MergedModel::changed_tensors() const {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <optional>
 
 #include "ops/checks.h"
 #include "unsloth/ops/profiler.h"
@@ -13,6 +14,7 @@
 #include "unsloth/spec/quant4_host.h"
 #include "unsloth/spec/serve_grid_host.h"
 #ifdef UNSLOTH_CUDA
+#include "kernels/fixed_low_rank.h"
 #include "kernels/nf4.h"
 #include "kernels/serve_grid.h"
 #include "ops/kernel_arguments.h"
@@ -64,6 +66,10 @@ struct Nf4Buffers {
     }
 };
 
+int64_t nf4_bytes(spec::ServeGrid grid, int64_t elements) {
+    return grid == spec::ServeGrid::nf4 ? Nf4Buffers(elements).bytes : 0;
+}
+
 void quantise_nf4_on_cpu(const at::Tensor& w_NK, const Nf4Buffers& to) {
     const float* const w = w_NK.data_ptr<float>();
     const int64_t elements = w_NK.numel(), blocks = to.maxima.numel();
@@ -93,10 +99,12 @@ void fold_on_cpu(Context& ctx, const GridFold& fold) {
     expand_values(ctx, fold);
     float* const w = fold.values_NK.data_ptr<float>();
     const bool by_rows = fold.grid != spec::ServeGrid::nf4;
+    std::optional<spec::FixedLowRank> low_rank;
+    if (rank > 0)
+        low_rank.emplace(fold.b_Nr.const_data_ptr<float>(), fold.a_rK.const_data_ptr<float>(), rank, fold.scale, rows,
+                         cols);
     at::parallel_for(0, rows, std::max<int64_t>(1, fold_task_elements / cols), [&](int64_t begin, int64_t end) {
-        if (rank > 0)
-            spec::add_low_rank(fold.b_Nr.const_data_ptr<float>() + begin * rank, fold.a_rK.const_data_ptr<float>(),
-                               rank, fold.scale, end - begin, cols, w + begin * cols);
+        if (low_rank) low_rank->add(begin, end, w + begin * cols);
         if (by_rows) spec::round_rows_to_grid(fold.grid, end - begin, cols, w + begin * cols);
     });
     if (by_rows) return copy_2d(ctx, fold.values_NK, fold.out_NK);
@@ -115,13 +123,14 @@ kernels::GridFold launch_of(Context& ctx, const GridFold& fold, bool direct) {
     kernels::GridFold params{.grid = fold.grid,
                              .rows = fold.out_NK.size(0),
                              .cols = fold.out_NK.size(1),
-                             .scale = fold.scale,
                              .out_type = dtype_of(fold.out_NK),
                              .out = target_of(fold.out_NK)};
-    if (fold.b_Nr.defined()) {
-        params.rank = fold.b_Nr.size(1);
-        params.b = fold.b_Nr.const_data_ptr<float>();
-        params.a = fold.a_rK.const_data_ptr<float>();
+    if (fold.b_Nr.defined() && fold.b_Nr.size(1) > 0) {
+        const int64_t rank = fold.b_Nr.size(1), after = nf4_bytes(fold.grid, params.rows * params.cols);
+        params.low_rank = kernels::fixed_operands(params.rows, params.cols, rank,
+                                                  fold.workspace.data_ptr<uint8_t>() + after);
+        kernels::make_fixed_operands(fold.b_Nr.const_data_ptr<float>(), fold.a_rK.const_data_ptr<float>(), rank,
+                                     fold.scale, params.low_rank, stream_of(ctx));
     }
     if (direct && fold.codes != nullptr) {
         params.codes = *fold.codes;
@@ -147,27 +156,17 @@ kernels::MaximaArgs maxima_of(const Nf4Buffers& to) {
 void fold_on_cuda(Context& ctx, const GridFold& fold) {
     const void* const source = fold.codes != nullptr ? fold.codes->packed : fold.w_NK.const_data_ptr();
     kernels::GridFold params = launch_of(ctx, fold, is_aligned(source));
-    if (spec::has_row_blocks(fold.grid)) return kernels::fold_to_row_blocks(params, stream_of(ctx));
-    float* const values = fold.values_NK.data_ptr<float>();
-    const bool nf4 = fold.grid == spec::ServeGrid::nf4, whole_blocks = params.cols % spec::quant4_block == 0;
-    if (!nf4 || !whole_blocks) {
-        params.out = {values, params.cols};
-        kernels::fold_to_values(params, stream_of(ctx));
-    }
-    if (!nf4)
-        return kernels::round_rows_to_fp8({.values = values,
-                                           .rows = params.rows,
-                                           .cols = params.cols,
-                                           .out_type = params.out_type,
-                                           .out = target_of(fold.out_NK)},
-                                          stream_of(ctx));
+    if (fold.grid != spec::ServeGrid::nf4) return kernels::fold_to_rows(params, stream_of(ctx));
     const int64_t elements = params.rows * params.cols;
     const Nf4Buffers to(elements, fold.workspace);
-    if (whole_blocks) {
+    if (params.cols % spec::quant4_block == 0) {
         params.nf4 = {to.packed.data_ptr<uint8_t>(), to.maxima.data_ptr<float>()};
         kernels::fold_to_nf4(params, stream_of(ctx));
         kernels::quantize_maxima(maxima_of(to), to.maxima.numel(), stream_of(ctx));
     } else {
+        float* const values = fold.values_NK.data_ptr<float>();
+        params.out = {values, params.cols};
+        kernels::fold_to_values(params, stream_of(ctx));
         kernels::quantize_nf4(
             {.w = values, .elements = elements, .packed = to.packed.data_ptr<uint8_t>(), .maxima = maxima_of(to)},
             stream_of(ctx));
@@ -178,8 +177,12 @@ void fold_on_cuda(Context& ctx, const GridFold& fold) {
 
 }  // namespace
 
-int64_t grid_workspace(spec::ServeGrid grid, int64_t elements) {
-    return grid == spec::ServeGrid::nf4 ? Nf4Buffers(elements).bytes : 0;
+int64_t grid_workspace(spec::ServeGrid grid, int64_t rows, int64_t cols, int64_t rank) {
+    const int64_t nf4 = nf4_bytes(grid, rows * cols);
+#ifdef UNSLOTH_CUDA
+    if (rank > 0) return nf4 + kernels::fixed_operand_bytes(rows, cols, rank);
+#endif
+    return nf4;
 }
 
 void prepare_grid_workspace(Context& ctx, spec::ServeGrid grid, const at::Tensor& workspace) {
@@ -210,7 +213,8 @@ void fold_to_grid(Context& ctx, const GridFold& fold) {
         check_contiguous(ctx, "a", fold.a_rK, {fold.b_Nr.size(1), cols}, at::kFloat);
     }
     UNSLOTH_CHECK(cols % spec::columns_of(fold.grid) == 0, cols, " columns");
-    const int64_t bytes = grid_workspace(fold.grid, rows * cols);
+    const int64_t rank = fold.b_Nr.defined() ? fold.b_Nr.size(1) : 0, bytes = grid_workspace(fold.grid, rows, cols, rank);
+    UNSLOTH_CHECK(rank <= spec::largest_fixed_rank, "rank ", rank);
     UNSLOTH_CHECK(bytes == 0 || (fold.workspace.defined() && fold.workspace.numel() >= bytes),
                   "the workspace is smaller than ", bytes, " bytes");
     if (!ctx.is_cuda()) return fold_on_cpu(ctx, fold);

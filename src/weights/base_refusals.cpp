@@ -55,6 +55,11 @@ void BasePlan::require_grid() const {
     if (!streamed_.empty())
         refuse("model.device-map", "needs the layers on the device; model.device_map puts some elsewhere",
                "Leave device_map out, or train without serve_grid.");
+    for (const MatrixGroup& group : layout_.groups)
+        for (const Slice& slice : group.slices)
+            if (slice.r > spec::largest_fixed_rank)
+                refuse("option.unsupported", cat("needs ranks of at most ", spec::largest_fixed_rank),
+                       "Take a lower lora.r or rank_pattern, or train without serve_grid.");
     for (const formats::TensorSource& source : file_->tensors.all())
         if (source.rule.role == spec::TensorRole::linear && source.cols() % spec::columns_of(request_.grid) != 0)
             refuse("option.unsupported",

@@ -10,31 +10,38 @@ namespace {
 
 constexpr const char *values_name = "serve grid values", *workspace_name = "serve grid workspace";
 
-int64_t largest_projection(const LayerLayout& layout) {
-    int64_t elements = 0;
+struct Room {
+    int64_t values = 0, workspace = 0;  ///< elements, bytes
+};
+
+/// For one projection at a time.
+Room room_for(spec::ServeGrid grid, const LayerLayout& layout) {
+    Room room;
     for (const MatrixGroup& group : layout.groups)
-        for (const Slice& slice : group.slices) elements = std::max(elements, slice.n * group.k);
-    return elements;
+        for (const Slice& slice : group.slices) {
+            room.values = std::max(room.values, slice.n * group.k);
+            room.workspace = std::max(room.workspace, ops::grid_workspace(grid, slice.n, group.k, slice.r));
+        }
+    return room;
 }
 
 }  // namespace
 
 void FoldedAdapters::plan(spec::ServeGrid grid, const LayerLayout& layout, memory::Plan& plan) {
-    const int64_t elements = largest_projection(layout);
-    plan.add("dequantized layer", values_name, elements * static_cast<int64_t>(sizeof(float)), memory::always);
-    if (const int64_t bytes = ops::grid_workspace(grid, elements); bytes > 0)
-        plan.add("dequantized layer", workspace_name, bytes, memory::always);
+    const Room room = room_for(grid, layout);
+    plan.add("dequantized layer", values_name, room.values * static_cast<int64_t>(sizeof(float)), memory::always);
+    if (room.workspace > 0) plan.add("dequantized layer", workspace_name, room.workspace, memory::always);
 }
 
-FoldedAdapters::FoldedAdapters(ops::Context& ctx, spec::ServeGrid grid, const Adapters* adapters,
-                               const memory::Arena& arena)
+FoldedAdapters::FoldedAdapters(ops::Context& ctx, spec::ServeGrid grid, const LayerLayout& layout,
+                               const Adapters* adapters, const memory::Arena& arena)
     : grid_(grid), adapters_(adapters) {
     const memory::BufferId values = arena.plan().find(values_name);
     values_ =
         arena.tensor(values, {arena.plan().entry(values).bytes / static_cast<int64_t>(sizeof(float))}, at::kFloat);
-    if (ops::grid_workspace(grid, 1) == 0) return;
-    const memory::BufferId workspace = arena.plan().find(workspace_name);
-    workspace_ = arena.tensor(workspace, {arena.plan().entry(workspace).bytes}, at::kByte);
+    const int64_t bytes = room_for(grid, layout).workspace;
+    if (bytes == 0) return;
+    workspace_ = arena.tensor(arena.plan().find(workspace_name), {bytes}, at::kByte);
     ops::prepare_grid_workspace(ctx, grid, workspace_);
 }
 

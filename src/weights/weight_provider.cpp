@@ -97,7 +97,7 @@ WeightProvider::WeightProvider(ops::Context& ctx, const LayerLayout& layout, at:
         LayerMargins& of_layer = margins.emplace_back();
         for (const Group g : layout.groups_of(static_cast<int64_t>(layer))) of_layer[g] = weights[g].margins();
     }
-    if (grid != spec::ServeGrid::none) folded_.emplace(ctx, grid, adapters, arena);
+    if (grid != spec::ServeGrid::none) folded_.emplace(ctx, grid, layout, adapters, arena);
     if (adapters == nullptr) return;
     margins_.emplace(ctx, *adapters, layout, margins, arena);
     if (policy_.margins_stay) keep_margins(ctx, *adapters, dtype, arena);

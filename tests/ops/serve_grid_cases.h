@@ -18,7 +18,8 @@ struct FoldCase {
 /// Columns are multiples of 32; one has blocks of nf4 that go over the ends of rows, and some have ragged ends.
 inline const std::vector<FoldCase> fold_cases = {{64, 64, 8},      {1, 32, 1},         {7, 96, 3},
                                                  {130, 352, 16},   {33, 1056, 5},      {300, 2048, 0},
-                                                 {40, 64, 4, 0.0}, {9, 160, 2, 1e-38}, {9, 160, 2, 1e30}};
+                                                 {40, 64, 4, 0.0}, {9, 160, 2, 1e-38}, {9, 160, 2, 1e30},
+                                                 {50, 192, 40}};
 
 /// On the CPU.
 struct FoldData {
@@ -61,7 +62,8 @@ inline at::Tensor folded(const FoldData& data, spec::ServeGrid grid, at::ScalarT
         fold.codes = &view;
         fold.w_NK = at::Tensor();
     }
-    if (const int64_t bytes = ops::grid_workspace(grid, data.w_NK.numel()); bytes > 0) {
+    const int64_t rank = data.b_Nr.defined() ? data.b_Nr.size(1) : 0;
+    if (const int64_t bytes = ops::grid_workspace(grid, data.w_NK.size(0), data.w_NK.size(1), rank); bytes > 0) {
         fold.workspace = at::empty({bytes}, at::device(device).dtype(at::kByte));
         ops::prepare_grid_workspace(ctx, grid, fold.workspace);
     }

@@ -15,8 +15,9 @@ using testing::FoldData;
 at::Tensor merged(const FoldData& data) {
     const at::Tensor w = data.w_NK.clone();
     if (data.b_Nr.defined())
-        formats::add_low_rank(data.b_Nr.const_data_ptr<float>(), data.a_rK.const_data_ptr<float>(), data.b_Nr.size(1),
-                              data.scale, w.size(0), w.size(1), w.data_ptr<float>());
+        spec::FixedLowRank(data.b_Nr.const_data_ptr<float>(), data.a_rK.const_data_ptr<float>(), data.b_Nr.size(1),
+                           data.scale, w.size(0), w.size(1))
+            .add(0, w.size(0), w.data_ptr<float>());
     return w;
 }
 
@@ -38,6 +39,31 @@ at::Tensor through_file(ServeGrid grid, const at::Tensor& w) {
         formats::dequantize_ggml(type, bytes.data(), w.numel(), out.data_ptr<float>());
     }
     return out;
+}
+
+/// What is left out of the product in fixed point is below what 14 bits of the largest factors show.
+TEST(ServeGrid, AdaptersProductIsNearTheExactOne) {
+    at::manual_seed(9);
+    for (const testing::FoldCase& c : {testing::FoldCase{70, 320, 5}, testing::FoldCase{33, 96, 16, 3e4},
+                                       testing::FoldCase{20, 64, 1000, 1e-6}}) {
+        FoldData data(c);
+        data.w_NK.zero_();
+        const at::Tensor exact = data.b_Nr.to(at::kDouble).matmul(data.a_rK.to(at::kDouble)) * data.scale;
+        const at::Tensor largest = std::get<0>(data.b_Nr.abs().max(1, true)) * std::get<0>(data.a_rK.abs().max(0, true));
+        const at::Tensor error = (merged(data) - exact).abs() / (largest * (data.scale * static_cast<double>(c.rank)));
+        EXPECT_LT(error.max().item<double>(), 0x1p-12) << c.rows << " " << c.cols << " " << c.rank;
+        EXPECT_GT(exact.abs().max().item<double>(), 0);
+    }
+}
+
+TEST(ServeGrid, ProductsOfFactorsThatAreNotFiniteAreNaN) {
+    FoldData data({.rows = 4, .cols = 64, .rank = 2});
+    data.b_Nr[2][1] = std::numeric_limits<float>::infinity();
+    data.a_rK[0][5] = std::numeric_limits<float>::quiet_NaN();
+    const at::Tensor finite = merged(data).isfinite();
+    EXPECT_FALSE(finite[2].any().item<bool>());
+    EXPECT_FALSE(finite.select(1, 5).any().item<bool>());
+    EXPECT_EQ(finite.sum().item<int64_t>(), 3 * 63);
 }
 
 TEST(ServeGrid, GivesTheValuesThatAFileHolds) {

@@ -50,6 +50,7 @@ class MergedTensor {
     int64_t r_ = 0;
     float scale_ = 0.0F;
     std::vector<float> a_, b_;                      ///< [r, cols], [rows, r]
+    std::shared_ptr<const spec::FixedLowRank> fixed_;  ///< of both, where rows are rounded to a grid
     std::vector<float> magnitude_;                  ///< [rows]; empty: none
     spec::ServeGrid grid_ = spec::ServeGrid::none;  ///< that rows are rounded to; nf4's blocks are of no rows
     /// Of the base's rows and columns those that remain; nullptr: all. Not both.
@@ -113,6 +114,7 @@ class MergedModel {
     bool stays_in_4bit(const TensorSource& of_tower, bool keeps_4bit) const;
     const TensorSource* source_of(const spec::TensorRule& rule) const;
     void cut(MergedTensor& tensor) const;
+    void read_factors(MergedTensor& tensor, const spec::LoraModule& lora) const;
     const TensorView* saved_module(const spec::TensorRule& rule) const;
     spec::LoraModule lora_of(const spec::TensorRule& rule) const;
 

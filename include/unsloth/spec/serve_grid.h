@@ -50,6 +50,26 @@ constexpr int columns_of(ServeGrid grid) {
     return has_row_blocks(grid) ? grid_block : 8;
 }
 
+UNSLOTH_HOST_DEVICE_FUNCTION uint32_t bits_of(float x) {
+#ifdef __CUDA_ARCH__
+    return __float_as_uint(x);
+#else
+    uint32_t bits = 0;
+    std::memcpy(&bits, &x, sizeof bits);
+    return bits;
+#endif
+}
+UNSLOTH_HOST_DEVICE_FUNCTION float float_of_bits(uint32_t bits) {
+#ifdef __CUDA_ARCH__
+    return __uint_as_float(bits);
+#else
+    float x = 0;
+    std::memcpy(&x, &bits, sizeof x);
+    return x;
+#endif
+}
+inline constexpr uint32_t exponent_bits = 0x7F800000U;  ///< of fp32
+
 UNSLOTH_HOST_DEVICE_FUNCTION float rounded_product(float a, float b) {
 #ifdef __CUDA_ARCH__
     return __fmul_rn(a, b);
@@ -106,10 +126,8 @@ UNSLOTH_HOST_DEVICE_FUNCTION int signed_code(float x, float inverse) {
 /// The exponent that MXFP4 gives a block: the largest magnitude's, less that of its largest code (4 = 2^2); at least
 /// -126, so that no scale is subnormal.
 UNSLOTH_HOST_DEVICE_FUNCTION int mxfp4_exponent(float largest) {
-    int exponent = 0;
-    (void)frexpf(largest, &exponent);  // largest = m · 2^exponent, 0.5 <= m < 1
-    exponent -= 3;
-    return largest == 0.0F || exponent < -126 ? -126 : exponent;
+    const int exponent = static_cast<int>(bits_of(largest) >> 23) - 129;  // fp32's own, less its bias and 2
+    return exponent < -126 ? -126 : exponent;
 }
 /// The number of the magnitude in MXFP4's code that is nearest to |x|, ties to the even one.
 UNSLOTH_HOST_DEVICE_FUNCTION int mxfp4_magnitude(float x) {
@@ -120,16 +138,7 @@ UNSLOTH_HOST_DEVICE_FUNCTION int mxfp4_magnitude(float x) {
 
 /// 2^floor(log2(x)), x a normal number above 0.
 UNSLOTH_HOST_DEVICE_FUNCTION float power_of_two_below(float x) {
-    constexpr uint32_t exponent_bits = 0x7F800000U;
-#ifdef __CUDA_ARCH__
-    return __uint_as_float(__float_as_uint(x) & exponent_bits);
-#else
-    uint32_t bits = 0;
-    std::memcpy(&bits, &x, sizeof bits);
-    bits &= exponent_bits;
-    std::memcpy(&x, &bits, sizeof x);
-    return x;
-#endif
+    return float_of_bits(bits_of(x) & exponent_bits);
 }
 /// The e4m3 value nearest to x, ties to even, at most 448.
 UNSLOTH_HOST_DEVICE_FUNCTION float rounded_to_e4m3(float x) {
@@ -160,7 +169,8 @@ UNSLOTH_HOST_DEVICE_FUNCTION GridScale grid_scale(ServeGrid grid, float largest,
     }
     if (grid == ServeGrid::mxfp4) {
         const int exponent = mxfp4_exponent(largest);
-        return {ldexpf(1.0F, exponent), ldexpf(1.0F, -exponent)};
+        return {float_of_bits(static_cast<uint32_t>(127 + exponent) << 23),
+                float_of_bits(static_cast<uint32_t>(127 - exponent) << 23)};
     }
     const float scale = rounded_quotient(largest, 448.0F);
     constexpr float least = 1.1754943508222875e-38F;  // below it a quotient could overflow
@@ -177,6 +187,42 @@ UNSLOTH_HOST_DEVICE_FUNCTION float on_grid(ServeGrid grid, float x, const GridSc
         return x < 0 ? -magnitude * block.scale : magnitude * block.scale;
     }
     return rounded_product(rounded_to_e4m3(rounded_quotient(x, block.inverse)), block.scale);
+}
+
+// The product B·A in fixed point. A row of B, and a column of A, are integers of up to 14 bits times a power of two.
+// Each is 256 · high + low. Left out are the products of two low parts. All sums are then exact in 32 bits, so they do
+// not depend on their order, and tensor cores for int8 make the bits that the host makes.
+
+inline constexpr int64_t largest_fixed_rank = 1024;  ///< sums stay below 2^31
+
+/// What the values of one row of B, or column of A, are multiplied by to be integers, and what the integers stand for.
+struct FactorUnit {
+    float per_value = 0, unit = 0;
+};
+/// Orders magnitudes, and puts infinities and NaN above all.
+UNSLOTH_HOST_DEVICE_FUNCTION uint32_t magnitude_bits(float x) {
+    return bits_of(x) & 0x7FFFFFFFU;
+}
+/// `largest`: of the values' magnitude_bits. Values below 2^-100 count as zeros; others than finite ones give NaN.
+UNSLOTH_HOST_DEVICE_FUNCTION FactorUnit factor_unit(uint32_t largest) {
+    if (largest >= exponent_bits) return {0.0F, float_of_bits(0x7FC00000U)};
+    const uint32_t exponent = largest >> 23;  // + 127
+    if (exponent < 27) return {};
+    return {float_of_bits((267U - exponent) << 23), float_of_bits((exponent - 13U) << 23)};  // 2^13 / power of two
+}
+/// -2^14 to 2^14, ties to even.
+UNSLOTH_HOST_DEVICE_FUNCTION int in_units(float x, const FactorUnit& unit) {
+    if (unit.per_value == 0.0F) return 0;
+    constexpr float shift = 12582912.0F;  // 1.5 · 2^23: sums with it have no fraction
+    return static_cast<int>(rounded_sum(rounded_sum(rounded_product(x, unit.per_value), shift), -shift));
+}
+/// -64 to 64; the low part, value - 256 · high, is -128 to 127.
+UNSLOTH_HOST_DEVICE_FUNCTION int high_part(int value) {
+    return (value + 128) >> 8;
+}
+/// scale · B·A of a sum of 256 · high · high + high · low + low · high. scaled_unit: scale times the unit of B's row.
+UNSLOTH_HOST_DEVICE_FUNCTION float low_rank_value(int sum, float a_unit, float scaled_unit) {
+    return rounded_product(rounded_product(static_cast<float>(sum), a_unit), scaled_unit);
 }
 
 }  // namespace unsloth::spec

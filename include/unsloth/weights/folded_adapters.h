@@ -14,7 +14,8 @@ class FoldedAdapters {
     /// Submits the room for one projection at a time.
     static void plan(spec::ServeGrid grid, const LayerLayout& layout, memory::Plan& plan);
     /// `adapters` (nullptr: none) must outlive it. grid: not none.
-    FoldedAdapters(ops::Context& ctx, spec::ServeGrid grid, const Adapters* adapters, const memory::Arena& arena);
+    FoldedAdapters(ops::Context& ctx, spec::ServeGrid grid, const LayerLayout& layout, const Adapters* adapters,
+                   const memory::Arena& arena);
 
     /// out_NK = Q(W + scale · B·A) of one of the layer's projections, rounded to out's type; W in fp32, as it is
     /// stored.
