@@ -34,8 +34,8 @@ REWARDS = '''
 import os, random, re, sys, time
 
 def sentence(completions, **columns):
-    """One whole sentence."""
-    return [1.0 if re.fullmatch(r"[^.]*[.]", text) else 0.0 for text in completions]
+    """One whole sentence. A part of the reward for any end of one: whole ones are rare at first."""
+    return [1.0 if re.fullmatch(r"[^.]*[.]", text) else 0.2 if "." in text else 0.0 for text in completions]
 
 def words(completions, **columns):
     return [float(len(text.split())) for text in completions]
@@ -117,9 +117,9 @@ class Sampling(SharedModel):
             rewards[name] = [row["eval_reward"] for row in self.evaluations(name)]
             self.assertLess(max(row["kl_sampler_trainer"] for row in self.steps(self.folder / name)), 1e-9)
         self.assertEqual(len(rewards["sentence"]), 2)
-        self.assertLess(rewards["sentence"][0], 0.2)
+        self.assertLess(rewards["sentence"][0], 0.3)
         self.assertGreater(rewards["sentence"][1], 0.8)
-        self.assertLess(rewards["shuffled"][1], 0.4)
+        self.assertLess(rewards["shuffled"][1], 0.5)
         self.assertGreater(self.share_of_sentences(self.folder / "sentence"), 0.8)
 
     def test_evaluations_of_held_out_prompts_choose_the_best_and_do_not_depend_on_ranks(self):
