@@ -39,10 +39,10 @@ TEST_F(FamilyMeshTest, RanksTrainAsOneProcess) {
         for (const bool full : {false, true}) {
             if (full && has_experts(kind)) continue;
             kind.name += full ? " full" : "";
-            kind.flags = full                ? Flags{"--lora.finetuning_type", "full"}
-                         : has_experts(kind) ? attention_adapters
+            kind.flags = full                          ? Flags{"--lora.finetuning_type", "full"}
+                         : has_experts(kind)           ? attention_adapters
                          : kind.type == "qwen3_5_text" ? hybrid_adapters
-                                             : all_adapters;
+                                                       : all_adapters;
             const Result one = train_rank(config(kind), nullptr, 2, 2);
             for (const char* const way : {"tp", "cp", "pp", "dp"}) {
                 const std::string text = cat(kind.name, " ", way);
