@@ -62,7 +62,8 @@ struct MagnitudeSlice {
     int64_t count = 0;
     float* out = nullptr;
 };
-inline constexpr int most_magnitude_slices = 3;
+/// A tensor-parallel rank's in_proj_qkv is in three runs, next to in_proj_z.
+inline constexpr int most_magnitude_slices = 4;
 
 /// Sums over tokens: chunks of them in parallel, then the chunks in order.
 struct MagnitudeSums {

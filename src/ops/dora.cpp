@@ -12,6 +12,11 @@ namespace unsloth::ops {
 
 namespace {
 
+constexpr std::size_t most_gradients = 4;
+#ifdef UNSLOTH_CUDA
+static_assert(most_gradients == kernels::most_magnitude_slices);
+#endif
+
 void check_scale(const Context& ctx, const OutputScale& scale, int64_t columns, at::ScalarType type) {
     check_contiguous(ctx, "scale", scale.scale_N, {columns}, at::kFloat);
     check_contiguous(ctx, "inverse", scale.inverse_N, {columns}, at::kFloat);
@@ -19,7 +24,7 @@ void check_scale(const Context& ctx, const OutputScale& scale, int64_t columns, 
 }
 
 void check_gradients(const Context& ctx, const std::vector<MagnitudeGradient>& gradients, int64_t columns) {
-    UNSLOTH_CHECK(gradients.size() <= 3, gradients.size(), " projections in a group");
+    UNSLOTH_CHECK(gradients.size() <= most_gradients, gradients.size(), " runs of magnitudes in a group");
     for (const MagnitudeGradient& gradient : gradients) {
         check_contiguous(ctx, "magnitude's gradient", gradient.out_n, {gradient.out_n.numel()}, at::kFloat);
         UNSLOTH_CHECK(gradient.n_begin >= 0 && gradient.n_begin + gradient.out_n.numel() <= columns,
