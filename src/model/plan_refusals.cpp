@@ -45,7 +45,7 @@ void ModelPlan::require_delta() const {
                     cat(what, " cannot be combined with ", spec().model_type, ", whose layers have gated delta nets"),
                     hint);
     };
-    if (request_.sizes.keys > 0)
+    if (request_.sizes.keys > 0 && request_.cp.alone())
         refuse("option.unsupported", "a prompt that rows share (preference.share_prompt)",
                "Set preference.share_prompt to false.");
     if (!request_.cp.alone() && !request_.tp.alone())
