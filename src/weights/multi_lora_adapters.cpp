@@ -33,6 +33,7 @@ void put_values(const formats::Adapter& adapter, const Parameter& p, const at::T
 /// What of a model may have an adapter, in any layer; of experts where `experts` asks for them.
 std::vector<spec::Projection> adaptable(const spec::ModelSpec& model, bool experts) {
     std::vector<spec::Projection> all = model.linears;
+    std::erase_if(all, spec::has_no_adapter);
     if (experts && model.experts)
         all.insert(all.end(), {spec::Projection::experts_gate_up, spec::Projection::experts_down});
     return all;
