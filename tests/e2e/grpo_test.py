@@ -226,14 +226,16 @@ class Sampling(SharedModel):
         self.train_file = write_rows(self.folder / "long.jsonl", [{"prompt": text} for text in words[:2]])
         base = self.hybrid_base()
         options = (
-            "--max_seq_length", 160, "--max_steps", 4, "--learning_rate", 0.02, "--save_steps", 2, "--grpo.beta", 0.05,
+            "--max_seq_length", 160, "--max_steps", 4, "--learning_rate", 0.1, "--save_steps", 2, "--grpo.beta", 0.05,
             "--grpo.num_iterations", 2,
         )  # fmt: skip
         whole = self.grpo(*options, out="whole", rewards="rewards.py:words", base=base)
         self.assertIn("gated delta nets", self.succeed(*whole, cwd=self.folder).err)
         rows = self.steps(self.folder / "whole")
-        self.assertGreater(max(abs(row["entropy"] - rows[0]["entropy"]) for row in rows), 1e-3)
-        self.assertTrue(all(row["kl_sampler_trainer"] < 1e-9 for row in rows), rows)
+        self.assertGreater(rows[-1]["kl"], 1e-2, rows)
+        sampled = [row["kl_sampler_trainer"] for row in rows if "kl_sampler_trainer" in row]
+        self.assertEqual(len(sampled), 2)
+        self.assertLess(max(sampled), 1e-9)
         three = self.grpo(*options, "--grpo.max_rows_in_flight", 3, out="three", rewards="rewards.py:words", base=base)
         self.succeed(*three, cwd=self.folder)
         self.assertEqual(self.ids("three"), self.ids("whole"))
