@@ -36,9 +36,8 @@ __device__ __forceinline__ spec::FactorUnit unit_of(const float* from, int64_t s
     return spec::factor_unit(largest);
 }
 
-__global__ void __launch_bounds__(coding_threads)
-    code_factors(const float* __restrict__ b, const float* __restrict__ a, int64_t rank, float scale,
-                 const FixedOperands to) {
+__global__ void __launch_bounds__(coding_threads) code_factors(const float* __restrict__ b, const float* __restrict__ a,
+                                                               int64_t rank, float scale, const FixedOperands to) {
     const int64_t row_blocks = ceil_div(to.rows, int64_t{coding_threads});
     const bool of_b = blockIdx.x < row_blocks;
     const int64_t at = (blockIdx.x - (of_b ? 0 : row_blocks)) * coding_threads + threadIdx.x;

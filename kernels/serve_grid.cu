@@ -19,10 +19,10 @@ constexpr int threads = 256;
 constexpr int warps = threads / warp;
 constexpr int row_threads = 512;  // of a block of whole rows
 constexpr int row_warps = row_threads / warp;
-constexpr int group = 8;         // columns that are read and written together
-constexpr int lane_groups = 2;   // of a lane
+constexpr int group = 8;        // columns that are read and written together
+constexpr int lane_groups = 2;  // of a lane
 constexpr int lane_columns = 16;
-constexpr int lane_rows = 2;     // 8 apart
+constexpr int lane_rows = 2;  // 8 apart
 
 using Group = float[group];
 using Values = float[lane_columns];
@@ -37,7 +37,9 @@ struct Lane {
           first_row(lane / 4),
           tile(column_tile),
           column(column_tile * fold_columns + lane % 4 * lane_columns),
-          inside(column >= cols ? 0 : column + group >= cols ? 1 : 2) {}
+          inside(column >= cols           ? 0
+                 : column + group >= cols ? 1
+                                          : 2) {}
 };
 
 /// W as 16 or 32-bit values. All lanes call values().
@@ -325,8 +327,8 @@ void launch(const GridFold& from, cudaStream_t stream) {
                       row_tiles = ceil_div(p.rows, int64_t{fold_rows}),
                       resident = resident_blocks(reinterpret_cast<const void*>(kernel), threads, 0);
         const dim3 grid(static_cast<unsigned>(column_blocks),
-                        static_cast<unsigned>(std::clamp<int64_t>(resident / column_blocks, 1,
-                                                                  std::min<int64_t>(row_tiles, 65535))));
+                        static_cast<unsigned>(
+                            std::clamp<int64_t>(resident / column_blocks, 1, std::min<int64_t>(row_tiles, 65535))));
         UNSLOTH_LAUNCH(kernel, grid, threads, 0, stream, p, base, nf4_cells());
     });
 }

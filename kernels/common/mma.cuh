@@ -64,10 +64,9 @@ __device__ __forceinline__ void mma_m16n8k32(int (&d)[4], const uint32_t (&a)[4]
 
 /// Of half as many: d[16 x 8] += a[16 x 16] b[16 x 8] of int8, with the first half of those registers.
 __device__ __forceinline__ void mma_m16n8k16_int8(int (&d)[4], uint32_t a0, uint32_t a1, uint32_t b0) {
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
-        : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
-        : "r"(a0), "r"(a1), "r"(b0));
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+                 : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+                 : "r"(a0), "r"(a1), "r"(b0));
 }
 
 // ---- wgmma (sm_90a): issued by the 128 threads of a warpgroup, asynchronous

@@ -127,8 +127,8 @@ kernels::GridFold launch_of(Context& ctx, const GridFold& fold, bool direct) {
                              .out = target_of(fold.out_NK)};
     if (fold.b_Nr.defined() && fold.b_Nr.size(1) > 0) {
         const int64_t rank = fold.b_Nr.size(1), after = nf4_bytes(fold.grid, params.rows * params.cols);
-        params.low_rank = kernels::fixed_operands(params.rows, params.cols, rank,
-                                                  fold.workspace.data_ptr<uint8_t>() + after);
+        params.low_rank =
+            kernels::fixed_operands(params.rows, params.cols, rank, fold.workspace.data_ptr<uint8_t>() + after);
         kernels::make_fixed_operands(fold.b_Nr.const_data_ptr<float>(), fold.a_rK.const_data_ptr<float>(), rank,
                                      fold.scale, params.low_rank, stream_of(ctx));
     }
@@ -213,7 +213,8 @@ void fold_to_grid(Context& ctx, const GridFold& fold) {
         check_contiguous(ctx, "a", fold.a_rK, {fold.b_Nr.size(1), cols}, at::kFloat);
     }
     UNSLOTH_CHECK(cols % spec::columns_of(fold.grid) == 0, cols, " columns");
-    const int64_t rank = fold.b_Nr.defined() ? fold.b_Nr.size(1) : 0, bytes = grid_workspace(fold.grid, rows, cols, rank);
+    const int64_t rank = fold.b_Nr.defined() ? fold.b_Nr.size(1) : 0,
+                  bytes = grid_workspace(fold.grid, rows, cols, rank);
     UNSLOTH_CHECK(rank <= spec::largest_fixed_rank, "rank ", rank);
     UNSLOTH_CHECK(bytes == 0 || (fold.workspace.defined() && fold.workspace.numel() >= bytes),
                   "the workspace is smaller than ", bytes, " bytes");

@@ -49,10 +49,10 @@ class MergedTensor {
     const TensorView* saved_ = nullptr;                         ///< of modules_to_save
     int64_t r_ = 0;
     float scale_ = 0.0F;
-    std::vector<float> a_, b_;                      ///< [r, cols], [rows, r]
+    std::vector<float> a_, b_;                         ///< [r, cols], [rows, r]
     std::shared_ptr<const spec::FixedLowRank> fixed_;  ///< of both, where rows are rounded to a grid
-    std::vector<float> magnitude_;                  ///< [rows]; empty: none
-    spec::ServeGrid grid_ = spec::ServeGrid::none;  ///< that rows are rounded to; nf4's blocks are of no rows
+    std::vector<float> magnitude_;                     ///< [rows]; empty: none
+    spec::ServeGrid grid_ = spec::ServeGrid::none;     ///< that rows are rounded to; nf4's blocks are of no rows
     /// Of the base's rows and columns those that remain; nullptr: all. Not both.
     const std::vector<int64_t>*kept_rows_ = nullptr, *kept_cols_ = nullptr;
     const Pruning* pruning_ = nullptr;  ///< nullptr: nothing is pruned

@@ -24,8 +24,8 @@ struct GridFold {
     at::Tensor workspace;  ///< prepared; undefined where grid_workspace is 0
 };
 /// Columns: a multiple of 8, and of spec::grid_block where has_row_blocks(grid). A block with a value that is not
-/// finite becomes NaN. CUDA: does not synchronise, and can be recorded. W is read as it is stored where it is aligned to
-/// 16 bytes.
+/// finite becomes NaN. CUDA: does not synchronise, and can be recorded. W is read as it is stored where it is aligned
+/// to 16 bytes.
 void fold_to_grid(Context& ctx, const GridFold& fold);
 
 }  // namespace unsloth::ops
