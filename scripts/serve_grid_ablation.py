@@ -3,7 +3,7 @@
 
     scripts/serve_grid_ablation.py build/release/unsloth-train [--steps 150] [--layers 3] [--hidden 96]
 
-Trains a small model from scratch on the texts of one Markov chain, then adapters for another chain, on the CPU. For each grid it
+Trains a small model from scratch on the texts of one Markov chain, then adapters for another chain. For each grid it
 prints the held-out loss of the adapter merged into the grid after training, and of one that was trained through it. The gain is the
 base's loss, rounded to the grid or not, less the adapter's; the table's share is of the gain of the unmerged adapter.
 """
@@ -73,7 +73,7 @@ class Ablation:
         self.run(
             "train", "--model.path", self.folder / model, "--train_file", rows, "--output_dir", self.folder / out,
             "--per_device_train_batch_size", 8, "--gradient_accumulation_steps", 1,
-            "--device", "cpu", "--dtype", "float32", "--load_in_4bit", "false", "--optim", "adamw_torch",
+            "--device", self.arguments.device, "--dtype", "float32", "--load_in_4bit", "false", "--optim", "adamw_torch",
             "--lr_scheduler_type", "cosine", "--warmup_steps", 10, "--save_steps", 0, *options,
         )  # fmt: skip
 
@@ -82,7 +82,7 @@ class Ablation:
         self.train("base", self.train_rows, out, *options, "--serve_grid", grid)
 
     def loss(self, model, *options):
-        words = ("--model.path", self.folder / model, "--eval_file", self.eval_rows, "--device", "cpu", "--json")
+        words = ("--model.path", self.folder / model, "--eval_file", self.eval_rows, "--device", self.arguments.device, "--json")
         plain = ("--dtype", "float32", "--load_in_4bit", "false")
         return json.loads(self.run("evaluate", *words, *plain, *options))["eval_loss"]
 
@@ -115,6 +115,7 @@ def main():
     parser.add_argument("--changed", type=float, default=0.1, help="share of tokens with other successors")
     parser.add_argument("--layers", type=int, default=3)
     parser.add_argument("--hidden", type=int, default=96)
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="unsloth-serve-grid-") as folder:
         Ablation(arguments, pathlib.Path(folder)).table()

@@ -288,6 +288,12 @@ class Sweeper {
         print(report::sweep_table(sweep_));
         log::info("best: ", trial.words(), sweep_.reason.empty() ? "" : "; ", sweep_.reason);
         if (sweep_.finds_rate) return;
+        double own = 0;
+        for (const report::SweepScore& score : trial.scores) own += score.seconds;
+        char text[128];
+        std::snprintf(text, sizeof text, "all trials took %.1f s, %.2f times as long as the best one's %.1f s",
+                      sweep_.seconds(), sweep_.seconds() / own, own);
+        log::info(text);
         log::info("the best run is in ", folder_.root().string(), "; alone it is: ", sweep_.command);
     }
 
