@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(coding_threads) code_factors(const float* __re
     if (of_b)
         to.scaled_unit[at] = spec::rounded_product(scale, unit.unit);
     else
-        to.a_unit[at] = unit.unit;
+        to.a_unit[at] = spec::rounded_product(spec::product_units, unit.unit);
     const int64_t tile = at / (of_b ? fold_rows : fold_columns);
     const int in_tile = static_cast<int>(at % (of_b ? fold_rows : fold_columns));
     for (int chunk = 0; chunk < to.chunks; ++chunk)

@@ -20,7 +20,7 @@ struct FixedOperands {
     int chunks = 0;  ///< 0: no adapter
     uint32_t *b = nullptr, *a = nullptr;
     float* scaled_unit = nullptr;  ///< [rows, padded]: scale times the unit of B's row
-    float* a_unit = nullptr;       ///< [cols, padded]
+    float* a_unit = nullptr;       ///< [cols, padded]: 256 times the unit of A's column
 };
 /// `workspace`: fixed_operand_bytes, aligned to 16 bytes.
 FixedOperands fixed_operands(int64_t rows, int64_t cols, int64_t rank, void* workspace);

@@ -72,7 +72,7 @@ FixedLowRank::FixedLowRank(const float* b, const float* a, int64_t r, float scal
         uint32_t& of_column = largest[at % largest.size()];
         of_column = std::max(of_column, magnitude_bits(a[at]));
     }
-    for (const uint32_t bits : largest) a_unit_.push_back(factor_unit(bits).unit);
+    for (const uint32_t bits : largest) a_unit_.push_back(rounded_product(product_units, factor_unit(bits).unit));
     for (std::size_t at = 0; at < a_size; ++at) {
         const int value = in_units(a[at], factor_unit(largest[at % largest.size()]));
         a_value_[at] = static_cast<int16_t>(value), a_high_[at] = static_cast<int16_t>(high_part(value));

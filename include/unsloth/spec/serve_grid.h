@@ -220,7 +220,9 @@ UNSLOTH_HOST_DEVICE_FUNCTION int in_units(float x, const FactorUnit& unit) {
 UNSLOTH_HOST_DEVICE_FUNCTION int high_part(int value) {
     return (value + 128) >> 8;
 }
-/// scale · B·A of a sum of 256 · high · high + high · low + low · high. scaled_unit: scale times the unit of B's row.
+inline constexpr float product_units = 256.0F;  ///< that the sums below are of
+/// scale · B·A of a sum of 256 · high · high + high · low + low · high, a 256th of the integers' own. a_unit: 256 times
+/// that of A's column; scaled_unit: scale times that of B's row.
 UNSLOTH_HOST_DEVICE_FUNCTION float low_rank_value(int sum, float a_unit, float scaled_unit) {
     return rounded_product(rounded_product(static_cast<float>(sum), a_unit), scaled_unit);
 }
