@@ -1,6 +1,7 @@
 """sweep: the best trial is a run alone to the last byte, an interrupted sweep goes on, and what is refused."""
 
 import json
+import re
 import signal
 import time
 import unittest
@@ -62,6 +63,9 @@ class Sweeping(EndToEnd):
         result = self.succeed(*sweep)
         record, out = self.record(), self.folder / "out"
         self.assertTrue(record["finished"])
+        took = float(re.search(r"all trials took ([\d.]+) s, [\d.]+ times as long as the best one's", result.err).group(1))
+        seconds = [score["seconds"] for trial in record["trials"] for score in trial["scores"]]
+        self.assertAlmostEqual(took, sum(seconds), delta=0.1)
         self.assertEqual(record["steps"], [3, 5, 9])
         self.assertEqual([trial["options"]["training.learning_rate"] for trial in record["trials"]], RATES)
         first = [trial["scores"][0]["value"] for trial in record["trials"]]
