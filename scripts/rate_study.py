@@ -70,7 +70,9 @@ class Study:
         losses = [trial["scores"][-1]["value"] for trial in found["trials"]]
         losses = [float("inf") if loss is None else float(loss) for loss in losses]
         best = min(losses)
-        print(f"\n{name}\n\n| rate | held-out loss after {self.arguments.steps} steps | above the best |\n| -- | -- | -- |")
+        print(
+            f"\n{name}\n\n| rate | held-out loss after {self.arguments.steps} steps | above the best |\n| -- | -- | -- |"
+        )
         for place, (trial, loss) in enumerate(zip(found["trials"], losses, strict=True)):
             rate = next(iter(dict(trial["options"]).values()))
             print(f"| {rate}{' (`auto`)' if place == RULE else ''} | {loss:.4f} | {100 * (loss / best - 1):.1f} % |")

@@ -82,7 +82,15 @@ class Ablation:
         self.train("base", self.train_rows, out, *options, "--serve_grid", grid)
 
     def loss(self, model, *options):
-        words = ("--model.path", self.folder / model, "--eval_file", self.eval_rows, "--device", self.arguments.device, "--json")
+        words = (
+            "--model.path",
+            self.folder / model,
+            "--eval_file",
+            self.eval_rows,
+            "--device",
+            self.arguments.device,
+            "--json",
+        )
         plain = ("--dtype", "float32", "--load_in_4bit", "false")
         return json.loads(self.run("evaluate", *words, *plain, *options))["eval_loss"]
 

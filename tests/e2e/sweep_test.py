@@ -63,7 +63,9 @@ class Sweeping(EndToEnd):
         result = self.succeed(*sweep)
         record, out = self.record(), self.folder / "out"
         self.assertTrue(record["finished"])
-        took = float(re.search(r"all trials took ([\d.]+) s, [\d.]+ times as long as the best one's", result.err).group(1))
+        took = float(
+            re.search(r"all trials took ([\d.]+) s, [\d.]+ times as long as the best one's", result.err).group(1)
+        )
         seconds = [score["seconds"] for trial in record["trials"] for score in trial["scores"]]
         self.assertAlmostEqual(took, sum(seconds), delta=0.1)
         self.assertEqual(record["steps"], [3, 5, 9])

@@ -16,10 +16,9 @@ struct FoldCase {
     double spread = 0.02;  ///< of W
 };
 /// Columns are multiples of 32; one has blocks of nf4 that go over the ends of rows, and some have ragged ends.
-inline const std::vector<FoldCase> fold_cases = {{64, 64, 8},      {1, 32, 1},         {7, 96, 3},
-                                                 {130, 352, 16},   {33, 1056, 5},      {300, 2048, 0},
-                                                 {40, 64, 4, 0.0}, {9, 160, 2, 1e-38}, {9, 160, 2, 1e30},
-                                                 {50, 192, 40}};
+inline const std::vector<FoldCase> fold_cases = {
+    {64, 64, 8},    {1, 32, 1},       {7, 96, 3},         {130, 352, 16},    {33, 1056, 5},
+    {300, 2048, 0}, {40, 64, 4, 0.0}, {9, 160, 2, 1e-38}, {9, 160, 2, 1e30}, {50, 192, 40}};
 
 /// On the CPU.
 struct FoldData {

@@ -44,12 +44,13 @@ at::Tensor through_file(ServeGrid grid, const at::Tensor& w) {
 /// What is left out of the product in fixed point is below what 14 bits of the largest factors show.
 TEST(ServeGrid, AdaptersProductIsNearTheExactOne) {
     at::manual_seed(9);
-    for (const testing::FoldCase& c : {testing::FoldCase{70, 320, 5}, testing::FoldCase{33, 96, 16, 3e4},
-                                       testing::FoldCase{20, 64, 1000, 1e-6}}) {
+    for (const testing::FoldCase& c :
+         {testing::FoldCase{70, 320, 5}, testing::FoldCase{33, 96, 16, 3e4}, testing::FoldCase{20, 64, 1000, 1e-6}}) {
         FoldData data(c);
         data.w_NK.zero_();
         const at::Tensor exact = data.b_Nr.to(at::kDouble).matmul(data.a_rK.to(at::kDouble)) * data.scale;
-        const at::Tensor largest = std::get<0>(data.b_Nr.abs().max(1, true)) * std::get<0>(data.a_rK.abs().max(0, true));
+        const at::Tensor largest =
+            std::get<0>(data.b_Nr.abs().max(1, true)) * std::get<0>(data.a_rK.abs().max(0, true));
         const at::Tensor error = (merged(data) - exact).abs() / (largest * (data.scale * static_cast<double>(c.rank)));
         EXPECT_LT(error.max().item<double>(), 0x1p-12) << c.rows << " " << c.cols << " " << c.rank;
         EXPECT_GT(exact.abs().max().item<double>(), 0);
