@@ -1,6 +1,7 @@
 // A base with its adapter, rounded to a grid of values, in one pass over the base as it is stored. A warp makes tiles
 // of 16 rows and 64 columns, of which int8 tensor cores make the adapter's product (kernels/fixed_low_rank.h). Ceiling:
-// the bandwidth of memory, 2.5 bytes an element (4 bits in, bf16 out); in fact instructions, some 25 an element.
+// the bandwidth of memory, 2.5 bytes an element (4 bits in, bf16 out); in fact instructions, some 25 an element. fp8,
+// whose scales are of whole rows, makes all values twice: for the rows' maxima, and then to round them.
 #include <algorithm>
 #include <type_traits>
 
@@ -17,8 +18,6 @@ namespace {
 constexpr int warp = warp_size;
 constexpr int threads = 256;
 constexpr int warps = threads / warp;
-constexpr int row_threads = 512;  // of a block of whole rows
-constexpr int row_warps = row_threads / warp;
 constexpr int group = 8;        // columns that are read and written together
 constexpr int lane_groups = 2;  // of a lane
 constexpr int lane_columns = 16;
@@ -211,33 +210,48 @@ __device__ __forceinline__ void store_nf4(const Nf4Blocks& to, const Nf4Cells& c
 }
 
 template <class T>
+__device__ __forceinline__ void store_group(const GridFold& p, T* to, const Pack<T, group>& pack) {
+    if (p.out_aligned) return store_pack(to, pack);
+#pragma unroll
+    for (int i = 0; i < group; ++i) to[i] = pack.v[i];
+}
+
+/// Two neighbours swap a group of 16-bit values, so that one store of both is of whole sectors of 32 bytes. All lanes
+/// call it.
+template <class T>
 __device__ __forceinline__ void store_values(const GridFold& p, int64_t row, const Lane& lane, const Values& v) {
     T* const out = static_cast<T*>(p.out.data) + row * p.out.stride + lane.column;
+    Pack<T, group> packs[lane_groups];
 #pragma unroll
-    for (int half = 0; half < lane_groups; ++half) {
-        if (half >= lane.inside) continue;
-        Pack<T, group> pack;
-#pragma unroll
-        for (int i = 0; i < group; ++i) pack.v[i] = from_float<T>(v[half * group + i]);
-        if (p.out_aligned) {
-            store_pack(out + half * group, pack);
-        } else {
-#pragma unroll
-            for (int i = 0; i < group; ++i) out[half * group + i] = pack.v[i];
-        }
+    for (int i = 0; i < lane_columns; ++i) packs[i / group].v[i % group] = from_float<T>(v[i]);
+    if (sizeof(T) == 2 && p.out_aligned && p.cols % (2 * lane_columns) == 0) {
+        const bool second = lane.lane % 2 == 1;
+        const uint4 first = reinterpret_cast<const uint4&>(packs[0]), last = reinterpret_cast<const uint4&>(packs[1]);
+        const uint4 kept = second ? last : first, sent = second ? first : last;
+        const uint4 got = make_uint4(__shfl_xor_sync(all_lanes, sent.x, 1), __shfl_xor_sync(all_lanes, sent.y, 1),
+                                     __shfl_xor_sync(all_lanes, sent.z, 1), __shfl_xor_sync(all_lanes, sent.w, 1));
+        if (row >= p.rows || lane.inside == 0) return;
+        *reinterpret_cast<uint4*>(out + (second ? -group : 0)) = second ? got : kept;
+        *reinterpret_cast<uint4*>(out + (second ? group : 2 * group)) = second ? kept : got;
+        return;
     }
+    if (row >= p.rows) return;
+#pragma unroll
+    for (int half = 0; half < lane_groups; ++half)
+        if (half < lane.inside) store_group(p, out + half * group, packs[half]);
 }
 
 /// Of a multiprocessor: as many as have enough registers.
-template <class Base, spec::ServeGrid kGrid>
+template <class Base, class T, spec::ServeGrid kGrid>
 constexpr int blocks_of() {
     using spec::ServeGrid;
-    return std::is_same_v<Base, CodedBase> && kGrid != ServeGrid::mxfp4 && kGrid != ServeGrid::none ? 3 : 2;
+    constexpr bool few = kGrid == ServeGrid::nf4 || (sizeof(T) == 2 && kGrid != ServeGrid::mxfp4);
+    return std::is_same_v<Base, CodedBase> && few ? 3 : 2;
 }
 
 /// kGrid none: the values as they are. nf4: into p.nf4. A warp a column of tiles.
 template <class Base, class T, spec::ServeGrid kGrid>
-__global__ void __launch_bounds__(threads, blocks_of<Base, kGrid>())
+__global__ void __launch_bounds__(threads, blocks_of<Base, T, kGrid>())
     fold(const __grid_constant__ GridFold p, Base base, const __grid_constant__ Nf4Cells nf4) {
     __shared__ Nf4Cells cells;
     if constexpr (kGrid == spec::ServeGrid::nf4) copy_cells(nf4, cells);
@@ -253,51 +267,38 @@ __global__ void __launch_bounds__(threads, blocks_of<Base, kGrid>())
             if constexpr (kGrid == spec::ServeGrid::nf4) {
                 store_nf4(p.nf4, cells, row * p.cols + lane.column, row < p.rows, v[i]);
             } else {
-                if constexpr (kGrid != spec::ServeGrid::none) round_block<kGrid>(v[i]);
-                if (row < p.rows) store_values<T>(p, row, lane, v[i]);
+                if constexpr (kGrid == spec::ServeGrid::fp8) {
+                    const Fp8Row rounding(row < p.rows ? p.row_largest[row] : 0);
+#pragma unroll
+                    for (float& x : v[i]) x = rounding.rounded(x);
+                } else if constexpr (kGrid != spec::ServeGrid::none) {
+                    round_block<kGrid>(v[i]);
+                }
+                store_values<T>(p, row, lane, v[i]);
             }
         }
     }
 }
 
-/// A thread block 16 rows, which it makes twice: for their largest values, and then to round them.
-template <class Base, class T>
-__global__ void __launch_bounds__(row_threads, 1) fold_to_fp8(const __grid_constant__ GridFold p, Base base) {
-    __shared__ uint32_t largest_of_warp[row_warps][fold_rows];
+/// magnitude_bits of each row's largest value, into p.row_largest, which holds zeros. A warp a column of tiles.
+template <class Base>
+__global__ void __launch_bounds__(threads, 2)
+    find_row_maxima(const __grid_constant__ GridFold p, Base base) {
     base.prepare();
-    const int64_t row_tile = blockIdx.x, tiles = ceil_div(p.cols, int64_t{fold_columns});
-    const int own_warp = static_cast<int>(threadIdx.x / warp), own_row = static_cast<int>(threadIdx.x % warp / 4);
-    uint32_t largest[lane_rows] = {};
-    for (int64_t tile = own_warp; tile < tiles; tile += row_warps) {
-        const Lane lane(p.cols, tile);
-        Values v[lane_rows];
-        fold_tile(p, base, row_tile, lane, v);
-#pragma unroll
-        for (int i = 0; i < lane_rows; ++i)
-#pragma unroll
-            for (int half = 0; half < lane_groups; ++half)
-                if (half < lane.inside) largest[i] = max(largest[i], largest_bits<group>(v[i] + half * group));
-    }
-#pragma unroll
-    for (int i = 0; i < lane_rows; ++i) {
-        largest[i] = group_max_bits<4>(largest[i]);
-        if (threadIdx.x % 4 == 0) largest_of_warp[own_warp][own_row + 8 * i] = largest[i];
-    }
-    __syncthreads();
-    for (const auto& of_rows : largest_of_warp)
-#pragma unroll
-        for (int i = 0; i < lane_rows; ++i) largest[i] = max(largest[i], of_rows[own_row + 8 * i]);
-    const Fp8Row rounding[lane_rows] = {Fp8Row(largest[0]), Fp8Row(largest[1])};
-    for (int64_t tile = own_warp; tile < tiles; tile += row_warps) {
-        const Lane lane(p.cols, tile);
+    const Lane lane(p.cols, int64_t{blockIdx.x} * warps + threadIdx.x / warp);
+    if (lane.tile * fold_columns >= p.cols) return;  // whole warps
+    for (int64_t row_tile = blockIdx.y; row_tile * fold_rows < p.rows; row_tile += gridDim.y) {
         Values v[lane_rows];
         fold_tile(p, base, row_tile, lane, v);
 #pragma unroll
         for (int i = 0; i < lane_rows; ++i) {
-            const int64_t row = row_tile * fold_rows + own_row + 8 * i;
+            uint32_t largest = 0;
 #pragma unroll
-            for (float& x : v[i]) x = rounding[i].rounded(x);
-            if (row < p.rows) store_values<T>(p, row, lane, v[i]);
+            for (int half = 0; half < lane_groups; ++half)
+                if (half < lane.inside) largest = max(largest, largest_bits<group>(v[i] + half * group));
+            largest = group_max_bits<4>(largest);
+            const int64_t row = row_tile * fold_rows + lane.first_row + 8 * i;
+            if (lane.lane % 4 == 0 && row < p.rows) atomicMax(p.row_largest + row, largest);  // in any order the same
         }
     }
 }
@@ -317,19 +318,30 @@ GridFold aligned(GridFold p) {
     return p;
 }
 
+/// As many thread blocks as run at once, or as there are tiles for.
+dim3 grid_of(const GridFold& p, const void* kernel) {
+    const int64_t column_blocks = ceil_div(p.cols, int64_t{warps * fold_columns}),
+                  row_tiles = ceil_div(p.rows, int64_t{fold_rows}),
+                  row_blocks = resident_blocks(kernel, threads, 0) / column_blocks;
+    return dim3(static_cast<unsigned>(column_blocks),
+                static_cast<unsigned>(std::clamp<int64_t>(row_blocks, 1, std::min<int64_t>(row_tiles, 65535))));
+}
+
 template <class T, spec::ServeGrid kGrid>
 void launch(const GridFold& from, cudaStream_t stream) {
     if (from.rows == 0 || from.cols == 0) return;
     const GridFold p = aligned(from);
     with_base(p, [&](const auto& base) {
-        const auto kernel = fold<std::decay_t<decltype(base)>, T, kGrid>;
-        const int64_t column_blocks = ceil_div(p.cols, int64_t{warps * fold_columns}),
-                      row_tiles = ceil_div(p.rows, int64_t{fold_rows}),
-                      resident = resident_blocks(reinterpret_cast<const void*>(kernel), threads, 0);
-        const dim3 grid(static_cast<unsigned>(column_blocks),
-                        static_cast<unsigned>(
-                            std::clamp<int64_t>(resident / column_blocks, 1, std::min<int64_t>(row_tiles, 65535))));
-        UNSLOTH_LAUNCH(kernel, grid, threads, 0, stream, p, base, nf4_cells());
+        using Base = std::decay_t<decltype(base)>;
+        if constexpr (kGrid == spec::ServeGrid::fp8) {
+            const auto maxima = find_row_maxima<Base>;
+            UNSLOTH_CUDA_CHECK(
+                cudaMemsetAsync(p.row_largest, 0, static_cast<std::size_t>(p.rows) * sizeof(uint32_t), stream));
+            UNSLOTH_LAUNCH(maxima, grid_of(p, reinterpret_cast<const void*>(maxima)), threads, 0, stream, p, base);
+        }
+        const auto kernel = fold<Base, T, kGrid>;
+        UNSLOTH_LAUNCH(kernel, grid_of(p, reinterpret_cast<const void*>(kernel)), threads, 0, stream, p, base,
+                       nf4_cells());
     });
 }
 
@@ -350,12 +362,7 @@ void fold_to_rows(const GridFold& p, cudaStream_t stream) {
         if (p.grid == ServeGrid::q8_0) return launch<T, ServeGrid::q8_0>(p, stream);
         if (p.grid == ServeGrid::q4_0) return launch<T, ServeGrid::q4_0>(p, stream);
         if (p.grid == ServeGrid::mxfp4) return launch<T, ServeGrid::mxfp4>(p, stream);
-        if (p.rows == 0 || p.cols == 0) return;
-        const GridFold to = aligned(p);
-        with_base(to, [&](const auto& base) {
-            UNSLOTH_LAUNCH((fold_to_fp8<std::decay_t<decltype(base)>, T>),
-                           static_cast<unsigned>(ceil_div(to.rows, fold_rows)), row_threads, 0, stream, to, base);
-        });
+        launch<T, ServeGrid::fp8>(p, stream);
     });
 }
 

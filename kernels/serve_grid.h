@@ -27,7 +27,8 @@ struct GridFold {
     FixedOperands low_rank;  ///< of the same rows and columns; made before
     spec::DType out_type = spec::DType::bf16;
     Matrix out;
-    Nf4Blocks nf4;             ///< of fold_to_nf4
+    Nf4Blocks nf4;                    ///< of fold_to_nf4
+    uint32_t* row_largest = nullptr;  ///< fp8's room, [rows]
     bool out_aligned = false;  ///< the launcher says
 };
 /// out (fp32) = W + scale · B·A; may be w.

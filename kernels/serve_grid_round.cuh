@@ -41,23 +41,23 @@ __device__ __forceinline__ float to_grid(float x, const spec::GridScale& block) 
 
 /// Of a row: x / scale rounded to e4m3, times the scale.
 struct Fp8Row {
-    float scale, inverse;
-    bool by_products;  ///< the quotient may be made of products
+    float scale, lift, lifted, inverse;  ///< of the quotient both parts are lifted by a power of two
 
     __device__ explicit Fp8Row(uint32_t largest) {
         const bool finite = largest < spec::exponent_bits;
         scale = finite ? spec::grid_scale(spec::ServeGrid::fp8, __uint_as_float(largest), 0.0F).scale
                        : __uint_as_float(0x7FC00000U);
-        inverse = __frcp_rn(scale);
-        by_products = scale >= 0x1p-60F;  // below, remainders could be subnormal
+        lift = scale < 0x1p-60F ? 0x1p64F : 1.0F;  // so that no remainder that counts is subnormal
+        lifted = __fmul_rn(scale, lift);
+        inverse = __frcp_rn(lifted);
     }
     /// Two corrections by exact remainders make a product with the inverse the rounded quotient (Markstein, 1990).
     /// Where a remainder may lose bits, the quotient is far below e4m3's least value.
     __device__ __forceinline__ float quotient(float x) const {
-        if (!by_products) return __fdiv_rn(x, scale);
+        x = __fmul_rn(x, lift);
         float q = __fmul_rn(x, inverse);
 #pragma unroll
-        for (int i = 0; i < 2; ++i) q = __fmaf_rn(__fmaf_rn(-q, scale, x), inverse, q);
+        for (int i = 0; i < 2; ++i) q = __fmaf_rn(__fmaf_rn(-q, lifted, x), inverse, q);
         return q;
     }
     __device__ __forceinline__ float rounded(float x) const {

@@ -118,6 +118,12 @@ bool is_aligned(const void* data) {
     return reinterpret_cast<uintptr_t>(data) % 16 == 0;
 }
 
+/// Of the workspace what rounding takes; the adapter's operands follow.
+int64_t rounding_bytes(spec::ServeGrid grid, int64_t rows, int64_t cols) {
+    if (grid == spec::ServeGrid::fp8) return aligned_part(rows * static_cast<int64_t>(sizeof(uint32_t)));
+    return nf4_bytes(grid, rows * cols);
+}
+
 /// direct: W is read as it is stored.
 kernels::GridFold launch_of(Context& ctx, const GridFold& fold, bool direct) {
     kernels::GridFold params{.grid = fold.grid,
@@ -126,12 +132,14 @@ kernels::GridFold launch_of(Context& ctx, const GridFold& fold, bool direct) {
                              .out_type = dtype_of(fold.out_NK),
                              .out = target_of(fold.out_NK)};
     if (fold.b_Nr.defined() && fold.b_Nr.size(1) > 0) {
-        const int64_t rank = fold.b_Nr.size(1), after = nf4_bytes(fold.grid, params.rows * params.cols);
+        const int64_t rank = fold.b_Nr.size(1), after = rounding_bytes(fold.grid, params.rows, params.cols);
         params.low_rank =
             kernels::fixed_operands(params.rows, params.cols, rank, fold.workspace.data_ptr<uint8_t>() + after);
         kernels::make_fixed_operands(fold.b_Nr.const_data_ptr<float>(), fold.a_rK.const_data_ptr<float>(), rank,
                                      fold.scale, params.low_rank, stream_of(ctx));
     }
+    if (fold.grid == spec::ServeGrid::fp8)
+        params.row_largest = reinterpret_cast<uint32_t*>(fold.workspace.data_ptr<uint8_t>());
     if (direct && fold.codes != nullptr) {
         params.codes = *fold.codes;
         return params;
@@ -178,11 +186,13 @@ void fold_on_cuda(Context& ctx, const GridFold& fold) {
 }  // namespace
 
 int64_t grid_workspace(spec::ServeGrid grid, int64_t rows, int64_t cols, int64_t rank) {
-    const int64_t nf4 = nf4_bytes(grid, rows * cols);
 #ifdef UNSLOTH_CUDA
-    if (rank > 0) return nf4 + kernels::fixed_operand_bytes(rows, cols, rank);
+    const int64_t rounding = rounding_bytes(grid, rows, cols);
+    return rank > 0 ? rounding + kernels::fixed_operand_bytes(rows, cols, rank) : rounding;
+#else
+    (void)rank;
+    return nf4_bytes(grid, rows * cols);
 #endif
-    return nf4;
 }
 
 void prepare_grid_workspace(Context& ctx, spec::ServeGrid grid, const at::Tensor& workspace) {
@@ -214,7 +224,7 @@ void fold_to_grid(Context& ctx, const GridFold& fold) {
     }
     UNSLOTH_CHECK(cols % spec::columns_of(fold.grid) == 0, cols, " columns");
     const int64_t rank = fold.b_Nr.defined() ? fold.b_Nr.size(1) : 0,
-                  bytes = grid_workspace(fold.grid, rows, cols, rank);
+                  bytes = ctx.is_cuda() ? grid_workspace(fold.grid, rows, cols, rank) : nf4_bytes(fold.grid, rows * cols);
     UNSLOTH_CHECK(rank <= spec::largest_fixed_rank, "rank ", rank);
     UNSLOTH_CHECK(bytes == 0 || (fold.workspace.defined() && fold.workspace.numel() >= bytes),
                   "the workspace is smaller than ", bytes, " bytes");
