@@ -282,8 +282,7 @@ __global__ void __launch_bounds__(threads, blocks_of<Base, T, kGrid>())
 
 /// magnitude_bits of each row's largest value, into p.row_largest, which holds zeros. A warp a column of tiles.
 template <class Base>
-__global__ void __launch_bounds__(threads, 2)
-    find_row_maxima(const __grid_constant__ GridFold p, Base base) {
+__global__ void __launch_bounds__(threads, 2) find_row_maxima(const __grid_constant__ GridFold p, Base base) {
     base.prepare();
     const Lane lane(p.cols, int64_t{blockIdx.x} * warps + threadIdx.x / warp);
     if (lane.tile * fold_columns >= p.cols) return;  // whole warps

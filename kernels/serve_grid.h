@@ -29,7 +29,7 @@ struct GridFold {
     Matrix out;
     Nf4Blocks nf4;                    ///< of fold_to_nf4
     uint32_t* row_largest = nullptr;  ///< fp8's room, [rows]
-    bool out_aligned = false;  ///< the launcher says
+    bool out_aligned = false;         ///< the launcher says
 };
 /// out (fp32) = W + scale · B·A; may be w.
 void fold_to_values(const GridFold& fold, cudaStream_t stream);

@@ -224,7 +224,8 @@ void fold_to_grid(Context& ctx, const GridFold& fold) {
     }
     UNSLOTH_CHECK(cols % spec::columns_of(fold.grid) == 0, cols, " columns");
     const int64_t rank = fold.b_Nr.defined() ? fold.b_Nr.size(1) : 0,
-                  bytes = ctx.is_cuda() ? grid_workspace(fold.grid, rows, cols, rank) : nf4_bytes(fold.grid, rows * cols);
+                  bytes =
+                      ctx.is_cuda() ? grid_workspace(fold.grid, rows, cols, rank) : nf4_bytes(fold.grid, rows * cols);
     UNSLOTH_CHECK(rank <= spec::largest_fixed_rank, "rank ", rank);
     UNSLOTH_CHECK(bytes == 0 || (fold.workspace.defined() && fold.workspace.numel() >= bytes),
                   "the workspace is smaller than ", bytes, " bytes");
