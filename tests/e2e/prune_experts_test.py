@@ -27,7 +27,9 @@ class PruneExperts(Pruning):
                     self.assertEqual(layer["kept_share"], 1)
                 self.assertRegex(log, rf"\n +{layers[1]} +1 +\d +\d")
                 self.assertEqual(report["loss_after"], report["loss_before"])
-                self.assertEqual(self.logits(pruned, rows), self.logits(base, rows))
+                # The router's GEMM has fewer columns, which some CPUs sum in another order.
+                for ours, whole in zip(self.logits(pruned, rows), self.logits(base, rows), strict=True):
+                    self.assertAlmostEqual(ours, whole, delta=1e-6)
                 found, expected = self.config(pruned), self.config(base)
                 self.assertEqual((found.pop(key), expected.pop(key)), (6, 8))
                 # Values that the family has where a file says nothing may be written out.
