@@ -55,15 +55,15 @@ Json precision_sensitivity(const config::LoadedConfig& loaded, const spec::Model
     const std::string name = spec::name_of(type);
     std::vector<Kind> kinds = kinds_of(model);
     const double plain = loss_of(held_as(loaded, {}));
-    log::info(cat("loss with all matrices as they are stored: ", plain));
+    log::info("loss with all matrices as they are stored: ", plain);
     PrecisionEntries all;
     for (Kind& kind : kinds) {
         all.emplace_back(key_of(kind, model), name);
         kind.added = loss_of(held_as(loaded, {all.back()})) - plain;
-        log::info(cat("loss with ", kind.path, " in ", name, ": ", plain + kind.added));
+        log::info("loss with ", kind.path, " in ", name, ": ", plain + kind.added);
     }
     const double quantized = loss_of(held_as(loaded, all));
-    log::info(cat("loss with all of these in ", name, ": ", quantized));
+    log::info("loss with all of these in ", name, ": ", quantized);
 
     std::stable_sort(kinds.begin(), kinds.end(),
                      [](const Kind& a, const Kind& b) { return a.added / a.parameters > b.added / b.parameters; });
@@ -78,7 +78,7 @@ Json precision_sensitivity(const config::LoadedConfig& loaded, const spec::Model
         left -= kind.added;
     }
     const double loss = loss_of(held_as(loaded, mixed));
-    log::info(cat("loss with the proposed model.precision: ", loss));
+    log::info("loss with the proposed model.precision: ", loss);
 
     std::stable_sort(kinds.begin(), kinds.end(), [](const Kind& a, const Kind& b) { return a.added > b.added; });
     Json results{{"eval_loss", train::number(plain)},

@@ -6,7 +6,7 @@
 namespace unsloth::generate {
 namespace {
 
-/// Tokens that a snapshot must save before one is made that nobody is known to need.
+/// Tokens that a snapshot must save before one is made that no known request needs.
 constexpr int64_t worth_keeping = 256;
 
 /// Tokens that both begin with, by keys of one making.

@@ -90,7 +90,7 @@ ChainIndex chain_index(const data::ContextSlice& context, int64_t taps) {
         for (int chunk = index.chunks; chunk < chunks.count() && chunks.size(chunk) > 0; ++chunk)
             index.chunks = chunk + 1;
     }
-    if (index.offsets.back() == 0)  // the token that nobody reads is its first chunk
+    if (index.offsets.back() == 0)  // the token that no rank reads is its first chunk
         std::fill(index.offsets.begin() + 1, index.offsets.end(), 1);
     const auto kept = static_cast<std::size_t>(layout.kept());
     index.before.resize((index.offsets.size() - 1) * kept, static_cast<int32_t>(index.rows) - 1);

@@ -47,8 +47,7 @@ std::optional<std::string> doubt_quantization(const config::Config& config, cons
         config.lora.finetuning_type == config::FinetuningType::full)
         return std::nullopt;
     return "this family is said to lose more in 4 bits than others: `unsloth-train evaluate --sensitivity nf4` "
-           "measures "
-           "it with your rows and proposes a value of model.precision";
+           "measures it with your rows and proposes a value of model.precision";
 }
 
 std::vector<std::string> options_without_effect(const config::Config& config, bool on_gpu, int data_parallel_size) {

@@ -35,7 +35,7 @@ struct SchedulerLimits {
     int64_t segments = 0;                      ///< of a pass, with that policy; each prompt token as decode row is one
     bool keeps_states = false;  ///< sequences have places for states (Sequence::state); prompts go in as their own rows
     int64_t snapshots = 0;      ///< of such models: places after those of `rows` sequences (StatePlaces)
-    bool keeps_prompts = false;  ///< of such models: a snapshot also of long prompts that nobody is known to share
+    bool keeps_prompts = false;  ///< of such models: a snapshot also of long prompts that no known request shares
     int64_t image_slots = 0;     ///< of models whose layers cross to images; 0: images are tokens among the others
 };
 

@@ -66,7 +66,7 @@ struct LayerSaved {
     at::Tensor qkv_TN;      ///< after RoPE; of a layer that crosses q, of a gated delta net what its products gave
     at::Tensor ungated_TN;  ///< what o_full is of, before attention's gate or a delta net's norm; else undefined
     CrossSaved cross;       ///< undefined in other layers
-    DeltaKept kept;         ///< of generation, whose last place is nobody's; undefined in other layers
+    DeltaKept kept;         ///< of generation, whose last place has no sequence; undefined in other layers
     DeltaKept chunks;       ///< before each chunk of sequences that ranks share; undefined where they are whole
     at::Tensor lse;         ///< opaque to all but attention
     at::Tensor o_full;      ///< [T, Nq + R]: attention's output and its x·Aᵀ
@@ -253,7 +253,7 @@ struct ActivationSizes {
     /// What a gated delta net takes: rows of generation may be more.
     int64_t delta_segments() const { return segments > chunks() ? segments : chunks(); }
     int64_t longest_context() const { return context > 0 ? context : cache_tokens; }
-    /// Of generation with gated delta nets: places of states (DeltaKept), but for the last one, which is nobody's.
+    /// Of generation with gated delta nets: places of states (DeltaKept), but for the last one, which has no sequence.
     int64_t state_places() const {
         return (decoding_rows > 0 ? decoding_rows : std::min(segments, head_rows)) + snapshots;
     }

@@ -71,7 +71,7 @@ void fit_to(model::LoadRequest& request, const spec::ModelSpec& spec, data::Batc
             const std::vector<Answering>& answering = {});
 
 /// Whether rows of one prompt share its tokens: the answers of a pair (preference.share_prompt), and completions that
-/// are sampled. Those of a model with gated delta nets never do: each goes on from a state, which it changes.
+/// are sampled. Those of a model with gated delta nets never do: each resumes from a state, which it changes.
 bool shares_prompts(const config::Config& config, const spec::ModelSpec& spec);
 
 /// The most that `rows` training rows which fill max_seq_length may hold: two texts each for preference objectives,
